@@ -88,7 +88,8 @@ class TiedServer(SubprocessASGIServer):  # type: ignore[misc]
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
         try:
             return Popen(
-                [sys.executable, "-m", __name__, str(self.port)],
+                # Not -m alone: a user's file of the name of a library, in the working directory, would be imported.
+                [sys.executable, "-P", "-m", __name__, str(self.port)],
                 env={**os.environ, **_ENVIRONMENT, **settings},
                 stdin=read,
                 stderr=write,

@@ -39,15 +39,20 @@ def trajectory_matching(request: RunRequest) -> Exported:
         trajectories = finalize(run.receipt, gather_experts(experts.result(), run.receipt))
         settings = config.unmeasured
         carriers = rows if config.carrier == "selected" else _public_carriers(settings)
-        target = config.selection.target
-        resembled = read_public_rows(target, "selection.target") if target is not None else None
+        resembled = _resembled(settings)
         selected = select_rows(carriers, resembled, settings)
         distilled = distil(trajectories, selected, settings)
         metrics = evaluate_tuning(distilled, trajectories, rows, test_rows, config)
         return run.export(distilled, emit_text(distilled), metrics)
 
 
+def _resembled(config: TrajectoryMatchingConfig) -> ArtifactRef | None:
+    """The public rows that the chosen ones should resemble, where the settings name some."""
+    target, digest = config.selection.target, config.selection.target_digest
+    return None if target is None else read_public_rows(target, "selection.target", digest)
+
+
 def _public_carriers(config: TrajectoryMatchingConfig) -> ArtifactRef:
     """Public rows, or public instructions that the public model answers."""
-    public = read_public_rows(config.carriers, "carriers")
+    public = read_public_rows(config.carriers, "carriers", config.carriers_digest)
     return public if config.carrier == "public" else write_carriers(public, config)

@@ -73,11 +73,18 @@ def gather_experts(trajectories: list[ArtifactRef], receipt: ChargeReceipt) -> A
 
 
 @task(name="read-public-rows", cache=False, computes=False)
-def read_public_rows(spec: str, setting: str) -> ArtifactRef:
-    """A public file of instructions with responses as an artifact."""
+def read_public_rows(spec: str, setting: str, digest: str) -> ArtifactRef:
+    """A public file of instructions with responses as an artifact.
+
+    Args:
+        spec: names the file.
+        setting: that named it.
+        digest: of the pairs that the run began with: other ones may hold private rows.
+    """
     from understudy.methods.trajectory_matching.carriers import read_pairs
 
-    return write_table(read_pairs(spec, setting=setting), kind="public-rows", label=labels.public())
+    table = read_pairs(spec, setting=setting, digest=digest)
+    return write_table(table, kind="public-rows", label=labels.public())
 
 
 @task(name="write-carriers")

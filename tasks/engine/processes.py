@@ -106,9 +106,15 @@ _SLOTS = _Slots()
 @contextmanager
 def _process() -> Iterator[tuple[IO[str], IO[str]]]:
     """A fresh process with the import path of this one: its stdin and its stdout; it is gone afterwards."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # An empty part is the working directory, as of a notebook. Where this process does not import from there, that one
+    # must not either: a file of the name of a library, among somebody's data, would be run beside private rows.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     process = subprocess.Popen(
-        [sys.executable, "-m", __name__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-P", "-m", __name__],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdin is not None
     assert process.stdout is not None

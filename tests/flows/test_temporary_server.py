@@ -82,6 +82,9 @@ def test_the_command_line_starts_it_before_the_flow_whose_run_is_named_by_its_so
 
 
 def test_a_server_that_cannot_start_is_told_in_one_line_and_not_started_for_minutes(tmp_path, monkeypatch, capfd):
+    """And no file of the working directory is run in its process, whatever library it is called like."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "uvicorn.py").write_text("raise ImportError('somebody else\\'s')\n")
     monkeypatch.setattr(tied_server, "_STARTS", 1)  # a start takes seconds
     monkeypatch.setattr(SubprocessASGIServer, "_instances", {})
     (tmp_path / "prefect.db").write_text("no database, as on a disk that was full")

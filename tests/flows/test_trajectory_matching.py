@@ -10,6 +10,7 @@ import pytest
 
 from understudy.errors import InputError, RowError
 from understudy.evaluation.answers import harness
+from understudy.flows import trajectory_matching
 from understudy.methods.trajectory_matching import carriers
 from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.validation import validate
@@ -226,6 +227,33 @@ def test_a_copy_of_private_rows_is_no_public_table(
     with pytest.raises(RowError, match=rf"{setting}={copied}: expected a public table, found private texts"):
         validate(request, method)
     assert Ledger.open().sources() == ()
+
+
+def test_private_rows_that_took_the_place_of_public_ones_meanwhile_are_not_published(
+    run_flow, plain, pairs, tmp_path, monkeypatch
+):
+    """Public pairs are searched for private rows before the charge and read when experts are trained, hours later."""
+    public = tmp_path / "public.parquet"
+    table = pa.table({"instruction": [f"public question {i}" for i in range(12)], "response": ["yes"] * 12})
+    pq.write_table(table, public)
+    finalize = trajectory_matching.finalize
+
+    def replaced(*given):
+        public.write_bytes(pairs.read_bytes())
+        return finalize(*given)
+
+    monkeypatch.setattr(trajectory_matching, "finalize", replaced)
+    request = plain(epsilon=3.0, overrides=(*SETTINGS, "carrier=public", f"carriers={public}"))
+    with pytest.raises(InputError, match=rf"carriers={public}: expected the pairs that the run began with"):
+        run_flow(METHOD, request, tasks=set())
+    assert not (tmp_path / "out/export").exists()
+    pq.write_table(table, public)
+    monkeypatch.setattr(trajectory_matching, "finalize", finalize)
+    _, states = run_flow(METHOD, request, tasks=COMPUTED)
+    assert (states["train-expert"], states["select-rows"]) == ("Cached", "Completed")
+    told = pq.read_table(tmp_path / "out/export/synthetic.parquet")["instruction"].to_pylist()
+    assert len(told) == 4
+    assert all("public question" in text for text in told)
 
 
 def test_the_sample_does_not_carry_pseudo_tokens_for_itself(plain):

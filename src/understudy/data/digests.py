@@ -16,6 +16,12 @@ FEWEST_LETTERS = 5
 # Columns of text that are looked at for pairs.
 _MOST_PAIRED = 6
 _OF_PAIRS = ("instruction", "response")
+# What nobody sees: control characters but for white space, and Unicode's default-ignorable ones, such as soft hyphens,
+# joiners and spaces without a width, byte order marks, fillers and selectors of variants.
+_INVISIBLE = re.compile(
+    r"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
 
 
@@ -93,8 +99,13 @@ def canonical_digest(table: pa.Table) -> bytes:
 
 
 def normalise(text: str) -> str:
-    """The text without differences of Unicode form, case and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    r"""The text without differences of Unicode form, case and white space, and without what nobody sees.
+
+    >>> normalise("Ann\u200b  Lee") == normalise("\ufeffann lee")
+    True
+    """
+    shown = _INVISIBLE.sub("", text)
+    return " ".join(unicodedata.normalize("NFKC", shown).casefold().split())
 
 
 def _texts(column: pa.ChunkedArray) -> Iterator[list[str | None]]:

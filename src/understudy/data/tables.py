@@ -179,9 +179,9 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
 
     Raises:
         InputError: a column is missing, or the table is empty.
-        RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space
-            or Unicode form, or a client has no text but white space; with the row's index. Or there are fewer than two
-            clients.
+        RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space,
+            Unicode form or characters that nobody sees, or a client has no text but white space; with the row's index.
+            Or there are fewer than two clients.
     """
     columns = columns or ClientColumns()
     require(table, columns.client, option=CLIENT_OPTION)
@@ -209,8 +209,8 @@ def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
         if first != client:
             raise RowError(
                 f"column {column!r}, row {row}: duplicate client ids: expected the identifier of row {first_row} or "
-                "another, found one that differs from it only in case, white space or Unicode form; a client under "
-                "two identifiers would count twice, so write each client's in one way"
+                "another, found one that differs from it only in case, white space, Unicode form or characters that "
+                "nobody sees; a client under two identifiers would count twice, so write each client's in one way"
             )
 
 

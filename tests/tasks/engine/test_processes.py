@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from concurrent.futures.process import BrokenProcessPool
+from importlib import import_module
 from pathlib import Path
 
 import fork_server
@@ -60,6 +61,12 @@ def vanish() -> None:
     os.kill(os.getpid(), 9)
 
 
+@task(name="own", apart=True)
+def of_own_method() -> int:
+    """Imports what lies beside a notebook."""
+    return int(import_module("own_method").HERE)
+
+
 @pytest.fixture
 def place(tmp_path):
     folder = tmp_path / "place"
@@ -99,6 +106,24 @@ def test_progress_metrics_and_the_directory_are_those_of_the_run(home, place, tm
     assert told == [(1, 2), (2, 2)]
     assert body.metrics == {"number": 1}
     assert (tmp_path / "met").exists()
+
+
+@pytest.mark.parametrize("library", ["json", "prefect", "pydantic"])
+def test_no_file_of_the_working_directory_is_imported_beside_private_rows(home, tmp_path, monkeypatch, library):
+    """A command does not import from there; data, and whatever came with them, may lie there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes.sys, "path", [path for path in processes.sys.path if path not in ("", os.getcwd())])
+    (tmp_path / f"{library}.py").write_text("open('was-run', 'w').close()\nraise ImportError('somebody else\\'s')\n")
+    with pytest.raises(BudgetRefused, match="expected a budget"):
+        apart(refuse, body_of(tmp_path, []))
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_what_a_notebook_imports_from_its_folder_is_found_by_its_tasks(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes.sys, "path", ["", *processes.sys.path])
+    (tmp_path / "own_method.py").write_text("HERE = 7\n")
+    assert apart(of_own_method, body_of(tmp_path, [])) == 7
 
 
 def test_an_error_comes_back_as_it_is_and_a_foreign_one_without_its_text(home, tmp_path, imported):

@@ -300,6 +300,15 @@ LOOKALIKES = [
     ("fin", "\ufb01n"),
     ("e\u0301", "\xe9"),
     ("ß", "SS"),
+    # What nobody sees: byte order marks, spaces and joiners without a width, soft hyphens, selectors, controls.
+    ("b", "\ufeffb"),
+    ("ab", "a\u200bb"),
+    ("ab", "a\xadb"),
+    ("ab", "a\u200d\u2060b\u200e"),
+    ("b", "b\ufe0f\U000e0101"),
+    ("b", "\x00b\x7f"),
+    ("\xe9", "e\u200b\u0301"),
+    ("", "\u3164"),
 ]
 
 

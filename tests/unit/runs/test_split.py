@@ -186,6 +186,7 @@ def test_clients_are_ordered_by_their_ids_and_not_as_the_file_has_them(request_o
 
 def test_a_client_is_one_look_of_its_identifier():
     assert unit_id("Ann  Lee", keyed_hash) == unit_id("ann lee", keyed_hash) != unit_id("ann leo", keyed_hash)
+    assert unit_id("\ufeffAnn\u200b Lee", keyed_hash) == unit_id("ann lee", keyed_hash)
 
 
 @pytest.mark.parametrize(("units", "least", "most"), [(1000, 60, 145), (80, 60, 145), (40, 140, 265), (10, 420, 580)])

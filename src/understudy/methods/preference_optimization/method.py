@@ -57,9 +57,13 @@ def resolve(
 ) -> PreferenceOptimizationConfig:
     """How prompts are written and in which words, and how fast preferences may train the model.
 
+    And the digest of the seed texts: `generate` reads them again, maybe years later and in another folder.
+
     Raises:
-        InputError: no such model, or prompts that cannot be made of the seeds.
+        InputError: no such model or seeds, or prompts that cannot be made of the seeds.
     """
+    from understudy.methods.preference_optimization.seeds import read_seeds, seeds_digest
+
     asked = config.candidates
     style, shown, words = asked.style, asked.seeds_per_prompt, asked.instruction
     if style == "auto":
@@ -69,7 +73,8 @@ def resolve(
     if not words.strip() and (style == "chat" or config.about.strip()):
         words = public_words(style, config.about, labelled=config.variant == "central_conditional")
     decided = {"style": style, "seeds_per_prompt": shown, "instruction": words}
-    decided_on = config.model_copy(update={"candidates": asked.model_copy(update=decided)})
+    digest = seeds_digest(read_seeds(config.seeds, digest=config.seeds_digest))
+    decided_on = config.model_copy(update={"candidates": asked.model_copy(update=decided), "seeds_digest": digest})
     return decided_on if config.preferences.learning_rate != "auto" else _with_rate(decided_on, label_names)
 
 

@@ -18,7 +18,7 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     """Further texts from an exported model with the prompts and settings of the run; always in this process.
 
     Raises:
-        InputError: there is no released model, or no record of the run.
+        InputError: there is no released model, no record of the run, or other seed texts than the run's.
     """
     from understudy.methods.preference_optimization import rounds
     from understudy.methods.preference_optimization.seeds import read_seeds
@@ -30,7 +30,7 @@ def further_rows(draw: FurtherDraw) -> pa.Table:
     )
     table, _ = rounds.write_texts(
         load_model(model),
-        read_seeds(config.seeds),
+        read_seeds(config.seeds, digest=config.seeds_digest),
         config=config,
         label_names=names,
         trained=True,

@@ -24,7 +24,10 @@ def read_seeds(spec: str, *, digest: str = "") -> list[str]:
     except InputError as error:
         raise InputError(f"seeds={spec}: {error}") from None
     if digest and digest != seeds_digest(texts):
-        raise InputError(f"seeds={spec}: expected the texts that the run began with, found others; run again")
+        raise InputError(
+            f"seeds={spec}: expected the texts that the run began with, found others; put them back, or repeat "
+            "`understudy run`, which begins anew with the texts of now"
+        )
     return texts
 
 

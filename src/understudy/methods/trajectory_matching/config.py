@@ -59,6 +59,9 @@ class SelectionConfig(Frozen):
         "Public file of instructions with responses that the chosen rows should resemble (bm25, dsir, less); none: "
         "`validation` of the rows to choose from, which are then not chosen.",
     )
+    target_digest: Annotated[str, DigestOf("target")] = setting(
+        "", "sha256 of the pairs of `selection.target`; set by the run."
+    )
     model: str = setting("", "less: another base model whose gradients choose the rows; empty: the run's model.")
     model_digest: Annotated[str, DigestOf("model")] = setting(
         "", "sha256 of the files of `selection.model`; set by the run."
@@ -155,6 +158,9 @@ class TrajectoryMatchingConfig(MethodSettings):
     )
     carriers: NonEmpty = setting(
         "sample:instructions", "Public instructions with responses: a file, or a sample. Never private rows."
+    )
+    carriers_digest: Annotated[str, DigestOf("carriers")] = setting(
+        "", "sha256 of the pairs of `carriers`; set by a run that reads them."
     )
     experts: ExpertsConfig = section(ExpertsConfig, "Fine-tunings on the whole set.")
     selection: SelectionConfig = section(SelectionConfig, "Rows that carry pseudo tokens.")

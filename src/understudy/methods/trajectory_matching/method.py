@@ -14,7 +14,7 @@ from understudy.errors import InputError
 from understudy.methods.method import INSTRUCTION_PAIRS, Charging, Description, Method, Preparation, Promise, Reporting
 from understudy.methods.trajectory_matching.config import PUBLIC_CARRIERS, TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.queries import queries_of
-from understudy.privacy.naming import without_place
+from understudy.privacy.naming import named_table, without_place
 from understudy.privacy.queries import Queries
 from understudy.privacy.statement import FLOATING_POINT, TRAINING_FLOATS, Access, PretrainedModel, mechanism_facts
 from understudy.settings import settings
@@ -39,6 +39,7 @@ def charged_settings(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConf
             "samples": None,
             "about": plain.about,
             "carriers": plain.carriers,
+            "carriers_digest": plain.carriers_digest,
             "carrier": "written" if config.experts.private else "selected",
             "selection": plain.selection,
             "distil": plain.distil.model_copy(update={"max_start": 1, "span": 1}),
@@ -83,7 +84,24 @@ def resolve(
         digest = _digest_of(selection.model, setting="selection.model")
         selection = selection.model_copy(update={"model_digest": digest})
     found = {"tuning": tuning, "selection": selection, "evaluation": with_digests(config.evaluation)}
-    return numbers(config.model_copy(update=found), n, label_names)
+    return numbers(_with_pairs(config.model_copy(update=found)), n, label_names)
+
+
+def _with_pairs(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConfig:
+    """The settings with the digests of the public pairs that the run will read, hours after they were looked at.
+
+    Raises:
+        InputError: naming the setting; a table cannot be read.
+    """
+    from understudy.methods.trajectory_matching.carriers import pairs_digest  # torch, only where needed
+
+    selection, carriers = config.selection, config.carriers_digest
+    if selection.target is not None and not selection.target_digest:
+        digest = pairs_digest(selection.target, setting="selection.target")
+        selection = selection.model_copy(update={"target_digest": digest})
+    if config.carrier != "selected" and not carriers:
+        carriers = pairs_digest(config.carriers, setting="carriers")
+    return config.model_copy(update={"selection": selection, "carriers_digest": carriers})
 
 
 def _digest_of(model: str, *, setting: str) -> str:
@@ -118,9 +136,9 @@ def describe(config: TrajectoryMatchingConfig, promise: Promise) -> Description:
     }
     public: dict[str, Any] = {"padded length in tokens": config.max_length}
     if config.carrier != "selected":
-        public[PUBLIC_CARRIERS] = f"{without_place(config.carriers)} ({config.carrier})"
-    if config.selection.target is not None:
-        public["rows that the chosen ones resemble"] = without_place(config.selection.target)
+        public[PUBLIC_CARRIERS] = f"{named_table(config.carriers, digest=config.carriers_digest)}, {config.carrier}"
+    if (target := config.selection.target) is not None:
+        public["rows that the chosen ones resemble"] = named_table(target, digest=config.selection.target_digest)
     if not experts.private:
         return Description(
             mechanisms=(),

@@ -75,10 +75,10 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
             f"model's context holds {context}: lower max_length"
         )
     if config.carrier != "selected":
-        available = read_pairs(config.carriers, setting="carriers").num_rows
+        available = read_pairs(config.carriers, setting="carriers", digest=config.carriers_digest).num_rows
         rows_wanted(config.selecting, free_rows(config.selecting, available))
     if config.selection.target is not None:
-        read_pairs(config.selection.target, setting="selection.target")
+        read_pairs(config.selection.target, setting="selection.target", digest=config.selection.target_digest)
     check_tasks(config.evaluation)
     check_shots(base.model, base.tokenizer, config.evaluation, max_length=config.max_length, seed=config.public_seed)
     if config.tuning.transfer is not None:

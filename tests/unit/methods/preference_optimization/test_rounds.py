@@ -14,6 +14,7 @@ from understudy.methods.further import FurtherDraw
 from understudy.methods.preference_optimization import dpo_pairs, more, rounds
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.evaluation import _not_learnt
+from understudy.methods.preference_optimization.method import METHOD
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
 from understudy.models.adapters import merge_adapter
 from understudy.models.loading import LoadedModel, load_model
@@ -124,6 +125,23 @@ def test_a_run_with_an_endpoint_that_would_be_refused_today_gives_further_texts(
     draw = FurtherDraw(tmp_path, {"config": record, "label_names": []}, samples=3, seed_step=1)
     assert more.further_rows(draw)["text"].to_pylist() == [f"text {number}" for number in asked[0][1]]
     assert len(asked[0][1]) == 3
+
+
+def test_further_texts_are_drawn_with_the_seed_texts_of_the_run(llama, asked, tmp_path, monkeypatch):
+    """Prompts show them. What lies at the same place now was never searched for private rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("understudy.models.loading.load_model", lambda _: llama)
+    (tmp_path / "model").mkdir()
+    seeds = tmp_path / "seeds.csv"
+    seeds.write_text("text\na public text\nanother one\nand a third\nand a last\n")
+    preferences = {"rejected_rank": 2, "learning_rate": 1e-3}
+    config = METHOD.preparation.resolve(made(seeds=seeds.name, preferences=preferences), 20, (), 1.0)
+    record = {"config": config.model_dump(mode="json"), "label_names": []}
+    draw = FurtherDraw(tmp_path, record, samples=3, seed_step=1)
+    assert len(more.further_rows(draw)) == 3
+    seeds.write_text(seeds.read_text().replace("public", "private"))
+    with pytest.raises(InputError, match=r"^seeds=seeds\.csv: expected the texts that the run began with"):
+        more.further_rows(draw)
 
 
 def same_candidates() -> Candidates:

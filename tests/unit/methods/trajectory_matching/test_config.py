@@ -1,10 +1,13 @@
 """Settings that exclude each other are refused by name."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 from tests_support import write_random_model
 
 from understudy.errors import InputError
+from understudy.frozen import not_in_keys
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
 from understudy.methods.trajectory_matching.method import METHOD
 from understudy.methods.trajectory_matching.queries import plan_of_expert, queries_of
@@ -76,6 +79,31 @@ def test_another_model_of_one_name_is_another_setting(named, digest, tmp_path):
         (folder / "generation_config.json").write_text(content)
         found.append(METHOD.preparation.resolve(config, 100, ()))
     assert len({digest(one) for one in found} - {""}) == 2
+    assert len({METHOD.charge.settings(one).model_dump_json() for one in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "digest"),
+    [
+        ({"carriers": "{}", "carrier": "public"}, lambda config: config.carriers_digest),
+        (
+            {"selection": {"strategy": "bm25", "target": "{}"}, "carrier": "public"},
+            lambda config: config.selection.target_digest,
+        ),
+    ],
+    ids=["carriers", "target"],
+)
+def test_other_pairs_in_one_public_file_are_another_setting(settings, digest, tmp_path):
+    """What a run began with stands in its settings, wherever it lies, and is no part of the charge."""
+    found = []
+    for place, answer in (("one.csv", "good"), ("one.csv", "bad"), ("other.csv", "bad")):
+        public = tmp_path / place
+        public.write_text(f"instruction,response\na film,{answer}\n")
+        named = json.loads(json.dumps(settings).replace("{}", str(public)))
+        config = TrajectoryMatchingConfig.model_validate(named | {"experts": {"private": True}})
+        found.append(METHOD.preparation.resolve(config, 100, ()))
+    assert len({digest(one) for one in found} - {""}) == 2
+    assert len({one.model_dump_json(exclude=not_in_keys(one)) for one in found}) == 2
     assert len({METHOD.charge.settings(one).model_dump_json() for one in found}) == 1
 
 
