@@ -118,6 +118,7 @@ CASES = {
     "malformed budget": ({"budget": "8"}, None, "--budget 8"),
     "budget with a delta of 1/n": ({"budget": "8,0.02"}, None, "--budget: expected a delta below 1/n"),
     "unknown model": ({"model": "no-such/model-at-all"}, None, "understudy models get no-such/model-at-all"),
+    "model of the profile": ({"profile": "paper", "model": None}, None, "--profile paper chose the model: unknown"),
     "digest of another model": ({"set": "model_digest=abc"}, None, "--set model_digest='abc': expected that of model="),
     "named model that was not fetched": (
         {"model": "smollm2-135m-instruct"},

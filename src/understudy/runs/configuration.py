@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import ValidationError
@@ -45,3 +46,35 @@ def _by_option(said: str, given: Mapping[str, object]) -> str:
             if value is not None and said.startswith(start):
                 return f"--{name} {value}: {said.removeprefix(start)}"
     return said
+
+
+@contextmanager
+def profile_named(method: str, config: Any) -> Iterator[None]:
+    """Within it, what is refused of a model says so where the profile chose that model and not the user."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        names = [name for name, value in _from_profile(method, config).items() if f"model={value!r}" in said]
+        if not names:
+            raise
+        option = "--model NAME" if names[0] == "model" else f"--set {names[0]}=NAME"
+        raise InputError(f"--profile {config.profile} chose the model: {said}; or name another: {option}") from error
+
+
+def _from_profile(method: str, config: Any) -> dict[str, str]:
+    """Settings -> names that a profile gives other than the default does, and that no override has changed."""
+    kind = registry.get(method).config
+    default, profile, found = (
+        dict(_named_values(each.model_dump())) for each in (kind(), kind(profile=config.profile), config)
+    )
+    return {name: value for name, value in profile.items() if default.get(name) != value == found.get(name)}
+
+
+def _named_values(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Each text among the settings, under its name with those of its sections."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _named_values(value, f"{before}{name}.")
+        elif isinstance(value, str):
+            yield f"{before}{name}", value

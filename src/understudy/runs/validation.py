@@ -27,7 +27,7 @@ from understudy.privacy.ledger.records import Charge, disjoint_sources
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
-from understudy.runs.configuration import configure
+from understudy.runs.configuration import configure, profile_named
 from understudy.runs.earlier_charges import paid_before
 from understudy.runs.earlier_releases import earlier_releases, note_of
 from understudy.runs.folders import check_folder, read_record
@@ -123,7 +123,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     # Before the model is loaded and its learning rate is looked for, which takes minutes.
     unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
     promised = (epsilon, delta, rows.units, rows.label_names)
-    asked = _asked(chosen, config, ledger, promised, known, request, rows)
+    with profile_named(method, config):
+        asked = _asked(chosen, config, ledger, promised, known, request, rows)
     named_files = public_tables.named_files(config, public)
     apart = disjoint_sources(request.source, sources)
     inherited = earlier_releases(named_files, disjoint={name: _charge_ids(ledger, name) for name in apart})

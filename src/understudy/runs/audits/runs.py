@@ -32,7 +32,7 @@ from understudy.privacy.ledger.ledger import Ledger
 from understudy.reporting.audit import is_audit
 from understudy.runs.audits.request import AuditRequest, number_of_canaries
 from understudy.runs.audits.withheld import check_no_release
-from understudy.runs.configuration import configure
+from understudy.runs.configuration import configure, profile_named
 from understudy.runs.earlier_charges import refuse_paid
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handed_tables import as_files
@@ -111,7 +111,9 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
     kind = chosen.charge.protects(config).rows
     known = next((record for record in ledger.sources() if record.name == run.source), None)
     rows = load_and_split(run, kind, known, keyed_hash=partial(ledger.keyed_hash, run.source))
-    made = _canaries(request, kind, rows, words=canary.vocabulary(load_tokenizer(config)), ledger=ledger)
+    with profile_named(request.method, config):
+        words = canary.vocabulary(load_tokenizer(config))
+    made = _canaries(request, kind, rows, words=words, ledger=ledger)
     columns = _columns(kind, rows)
     tables: dict[str, pa.Table | None] = {
         "with-canaries": _with(kind, rows, made, none=False),
