@@ -151,7 +151,8 @@ def _before_a_charge() -> dict[str, Callable[[], str]]:
 def _tracking(can_be_written: Callable[[], str]) -> str:
     """Also whether MLflow's record is whole: a run finds that out when it opens it, before its charge."""
     found = can_be_written()
+    from understudy.settings import unread_tracking
     from understudy.tasks.engine.tracking import check_stores
 
     check_stores()
-    return found
+    return "; ".join([found, *unread_tracking()])

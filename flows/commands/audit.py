@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.flows.commands.run import choices_said, ended, price, request_from, say_unknown_variables
+from understudy.flows.commands.run import choices_said, ended, price, request_from, say_unread_variables
 from understudy.flows.commands.terminal import say, show
 
 
@@ -36,7 +36,7 @@ def audit(
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
-    say_unknown_variables()
+    say_unread_variables()
     if dry_run:
         with choices_said(), prepared(request) as drafts:
             plan, count = validate(drafts.requests["claim"], method).plan, len(drafts.canaries.included)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from understudy.errors import InputError
-from understudy.flows.commands.run import choices_said, ended, request_from, say_unknown_variables
+from understudy.flows.commands.run import choices_said, ended, request_from, say_unread_variables
 from understudy.flows.commands.terminal import console, say, show
 from understudy.runs.comparisons.request import CompareRequest, compare_request_of, epsilon_text
 
@@ -43,7 +43,7 @@ def compare(
         validate_comparison,
     )
 
-    say_unknown_variables()
+    say_unread_variables()
     with choices_said():
         checked = validate_comparison(request)
     comparison = checked.comparison

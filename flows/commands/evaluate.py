@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from understudy.flows.commands.run import ended, named
+from understudy.flows.commands.run import ended, named, say_unread_variables
 from understudy.flows.commands.terminal import say, show
 
 
@@ -22,6 +22,7 @@ def evaluate(*, fields: Mapping[str, Any], label_names: str | None, as_json: boo
     from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation, handed_tables
     from understudy.runs.python_requests import metrics_in
 
+    say_unread_variables()
     check_evaluation(request)
     _, told = artifact_evaluated(request)
     if told:

@@ -41,7 +41,7 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
     from understudy.runs.run_plan import dry_run_of
     from understudy.runs.validation import validate
 
-    say_unknown_variables()
+    say_unread_variables()
     with choices_said():
         validated = validate(request, method)
     chosen = registry.get(method)
@@ -85,6 +85,15 @@ def say_unknown_variables() -> None:
 
     for unknown in unknown_variables():
         say(f"note: {unknown}")
+
+
+def say_unread_variables() -> None:
+    """`say_unknown_variables` of a command that is recorded in MLflow: also where a place named for MLflow is not."""
+    from understudy.settings import unread_tracking
+
+    say_unknown_variables()
+    for unread in unread_tracking():
+        say(f"note: {unread}")
 
 
 @contextmanager

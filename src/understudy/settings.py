@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from understudy.addresses import exchange_address, ledger_address, tracking_address
+from understudy.addresses import exchange_address, ledger_address, public_address, tracking_address
 from understudy.cores import THREADS_WAIT, available_cores
 from understudy.errors import InputError
 from understudy.owner_only import close_new_files, is_own, other_owner, remedy
@@ -227,6 +227,21 @@ def unknown_variables() -> list[str]:
         f"{name}: nothing reads a variable of this name; the nearest is {near}; rename or unset it"
         for name, near in nearest.items()
         if near != name.upper()
+    ]
+
+
+def unread_tracking() -> list[str]:
+    """What is to be said where a server is named for MLflow, but not for runs of Understudy, or nothing.
+
+    Such a server is not asked: it was named for other work, and may be another machine's.
+    """
+    now, others = settings(), os.environ.get("MLFLOW_TRACKING_URI")
+    of_zone = {"server_mlflow_uri"} if now.zone == "server" else set()
+    if not others or now.model_fields_set & ({"mlflow_uri"} | of_zone):
+        return []
+    return [
+        f"MLFLOW_TRACKING_URI={public_address(others)} is not read: runs are recorded in "
+        f"{public_address(now.mlflow_uri)}; set UNDERSTUDY_MLFLOW_URI to have them recorded elsewhere"
     ]
 
 

@@ -17,6 +17,7 @@ from understudy.settings import (
     private_directory,
     settings,
     unknown_variables,
+    unread_tracking,
 )
 
 
@@ -143,6 +144,25 @@ def test_a_variable_that_nothing_reads_is_named_with_the_nearest_that_is_read(mo
     assert "the nearest is UNDERSTUDY_HOME;" in homee
     assert "UNDERSTUDY_LEDGER: " in ledger
     assert "the nearest is UNDERSTUDY_LEDGER_URL;" in ledger
+
+
+def test_a_tracking_server_of_other_programs_is_told_where_runs_go_elsewhere(monkeypatch, tmp_path):
+    """It is not asked: nobody named it for these runs, and it may be another machine's."""
+    monkeypatch.delenv("UNDERSTUDY_MLFLOW_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert unread_tracking() == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:swordfish@there:5000")
+    (said,) = unread_tracking()
+    assert "MLFLOW_TRACKING_URI=http://there:5000 " in said
+    assert settings().mlflow_uri in said
+    assert "set UNDERSTUDY_MLFLOW_URI" in said
+    monkeypatch.setenv("UNDERSTUDY_SERVER_MLFLOW_URI", "http://server:5000")
+    assert unread_tracking()
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "server")
+    assert unread_tracking() == []
+    monkeypatch.setenv("UNDERSTUDY_ZONE", "both")
+    monkeypatch.setenv("UNDERSTUDY_MLFLOW_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert unread_tracking() == []
 
 
 def test_one_wrong_variable_is_told_alone(monkeypatch):
