@@ -227,6 +227,18 @@ def test_a_folder_of_something_else_is_refused(name, methods, words, call, tmp_p
     assert f"earlier comparison, found ['{name}']" in said
 
 
+def test_a_total_above_the_budget_is_refused_before_a_model_is_looked_at(methods, words, call, monkeypatch):
+    """With a large model that takes minutes for each run."""
+    monkeypatch.setattr("understudy.runs.validation._asked", lambda *_: pytest.fail("a model was looked at"))
+    registered = ("--budget", "8.5,1e-2", "--rows", 60, "--label-names", "bad,good")
+    code, said = call("ledger", "register", "ward", *registered)
+    assert code == 0, said
+    code, said = call(*words(seeds="0,1,2"))
+    assert (code, "8 charges" in said, "(in " in said) == (3, True, False), said
+    code, said = call(*words(seeds="0,1,2", source="other", delta="9e-3"))
+    assert (code, "add up to less than 1/n" in said, "(in " in said) == (2, True, False), said
+
+
 @pytest.mark.parametrize("composition", ["sum", "renyi"])
 def test_a_total_above_the_budget_is_refused_before_the_first_charge(methods, words, call, tmp_path, composition):
     """Each run alone would fit."""

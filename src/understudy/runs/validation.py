@@ -7,7 +7,7 @@ nothing; what it read goes on to `registration` in memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,8 @@ from understudy.runs.request import Budget, RunRequest, check_delta, check_epsil
 from understudy.runs.run_plan import RunPlan, asked_key_of, match_of, request_key, run_key
 from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
+
+CheckAll = Callable[[SourceRecord, float], None]
 
 
 @dataclass(frozen=True)
@@ -86,13 +88,16 @@ def _permitted() -> Iterator[None]:
 
 
 @_permitted()
-def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Validated:
+def validate(
+    request: RunRequest, method: str, *, is_part: bool = False, check_all: CheckAll | None = None
+) -> Validated:
     """Check a request; stores, registers and charges nothing.
 
     Args:
         request: what is asked for.
         method: its name.
         is_part: the run is one of several that are asked for together, which gives a new source its budget.
+        check_all: refuses all of these runs as soon as the source and the run's delta are known, before a model is.
 
     Raises:
         InputError: the user's input is wrong; the message says what was expected and how to fix it.
@@ -122,6 +127,8 @@ def validate(request: RunRequest, method: str, *, is_part: bool = False) -> Vali
     look = partial(check_budget, ledger, record, epsilon=epsilon, delta=delta, is_default_delta=is_default_delta)
     # Before the model is loaded and its learning rate is looked for, which takes minutes.
     unless_charged(look, lambda: may_be_charged(ledger, request.source, epsilon=epsilon, delta=delta))
+    if check_all is not None:
+        check_all(record, delta)
     promised = (epsilon, delta, rows.units, rows.label_names)
     with profile_named(method, config):
         asked = _asked(chosen, config, ledger, promised, known, request, rows)

@@ -78,7 +78,7 @@ def test_a_pld_total_is_shown_of_a_plan_of_which_nothing_was_charged_before(char
         "cells_of": lambda _: request.seeds,
         "check_report_folder": lambda *_, **__: None,
         "_check_alike": lambda _: None,
-        "_validated": lambda cells: [Checked(record)] * len(cells),
+        "_validated": lambda cells, **_: [Checked(record)] * len(cells),
         "_planned": lambda *_: next(runs),
         "_as_one_of": lambda plan, *_: plan,
     }

@@ -8,19 +8,71 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from understudy.errors import BudgetRefused, InputError
+from understudy.frozen import not_in_keys
+from understudy.methods import registry
 from understudy.privacy.accounting import epsilon_pld, renyi_curve
 from understudy.privacy.events import composed_event
 from understudy.privacy.ledger.budget import Cost, admit, spent
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.queries import Queries, event_delta, event_of, masked_rounds
-from understudy.runs.comparisons.request import CompareRequest
+from understudy.runs.comparisons.request import Cell, CompareRequest
+from understudy.runs.configuration import configure
 from understudy.runs.run_plan import RunPlan
 
 # Losses are rounded up to multiples of it: coarser than a charge's own, for a total that is shown and not charged.
 _INTERVAL: Final = 1e-3
 
 
-def new_source(request: CompareRequest, found: SourceRecord, asked: Sequence[RunPlan]) -> SourceRecord:
+def check_early(
+    request: CompareRequest, cells: Sequence[Cell], ledger: Ledger, found: SourceRecord, delta: float, *, is_new: bool
+) -> None:
+    """Refuse before a model is loaded what `check_total` would refuse after, which takes minutes for each run.
+
+    What a Renyi filter adds up follows from the noise, which is not known yet.
+
+    Args:
+        request: what was asked for.
+        cells: its runs.
+        ledger: of this user.
+        found: the source as registered, or with a budget for the time being.
+        delta: of each run.
+        is_new: the source is not registered yet.
+
+    Raises:
+        InputError: the total is no budget that a new source may have.
+        BudgetRefused: with what was spent, is left and was asked.
+    """
+    costs = _least_costs(cells, delta)
+    if not costs or found.composition != "sum":
+        return
+    accepts_new = request.run.accept_new_charge
+    of_others = [] if accepts_new else [(charge.epsilon, charge.delta) for charge in ledger.charges(found.name)]
+    # Each may be one of these runs, made again.
+    earlier = Counter(of_others)
+    new = []
+    for cost in costs:
+        if earlier[cost.epsilon, cost.delta] > 0:
+            earlier[cost.epsilon, cost.delta] -= 1
+        else:
+            new.append(cost)
+    record = new_source(request, found, new) if is_new else found
+    check_total(ledger, record, new, accepts_new=accepts_new, at_least=len(new) < len(costs))
+
+
+def _least_costs(cells: Sequence[Cell], delta: float) -> list[Cost]:
+    """What is charged at least if nothing was before: runs that differ in what no private row meets share a charge."""
+    apart = {(cell.method, cell.epsilon, _charged(cell)) for cell in cells if math.isfinite(cell.epsilon)}
+    return [Cost(epsilon, delta) for _, epsilon, _ in sorted(apart)]
+
+
+def _charged(cell: Cell) -> str:
+    """The settings of a run that its charge is known by, as they are asked for."""
+    charged = registry.get(cell.method).charge.settings(configure(cell.request, cell.method))
+    dumped: str = charged.model_dump_json(exclude=not_in_keys(charged))
+    return dumped
+
+
+def new_source(request: CompareRequest, found: SourceRecord, asked: Sequence[RunPlan | Cost]) -> SourceRecord:
     """The source as it will be on this first use: with the named budget, or all that the runs charge together.
 
     Raises:
@@ -61,8 +113,17 @@ def sum_of(record: SourceRecord, costs: Sequence[Cost]) -> tuple[float, float]:
     return spent(record.model_copy(update={"composition": "sum"}), costs)
 
 
-def check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost], *, accepts_new: bool) -> None:
+def check_total(
+    ledger: Ledger, record: SourceRecord, costs: Sequence[Cost], *, accepts_new: bool, at_least: bool = False
+) -> None:
     """Refuse now what the ledger would refuse at one of the charges; the ledger's own check is the one that counts.
+
+    Args:
+        ledger: of this user.
+        record: of the source.
+        costs: of the charges to be made.
+        accepts_new: also of those that were made before.
+        at_least: there may be more of them.
 
     Raises:
         BudgetRefused: with what was spent, is left and was asked.
@@ -79,8 +140,9 @@ def check_total(ledger: Ledger, record: SourceRecord, costs: Sequence[Cost], *, 
         left = (record.delta - sum_of(record, earlier)[1]) / len(costs)
         hint = f", or --delta {rounded_down(left)} or less" if left > 0 and max(c.delta for c in costs) > left else ""
         again = ", counting those made before once more, for --accept-new-charge" if accepts_new else ""
+        many = f"{'at least ' if at_least else ''}{len(costs)} charges"
         raise BudgetRefused(
-            f"this comparison makes {len(costs)} charges, epsilon={epsilon:.6g} and delta={delta:.3g} in all{again}: "
+            f"this comparison makes {many}, epsilon={epsilon:.6g} and delta={delta:.3g} in all{again}: "
             f"{error}: name fewer methods, epsilons or seeds{hint}. Nothing was charged"
         ) from None
 

@@ -9,23 +9,31 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from understudy.errors import BudgetRefused, InputError, RowError
+from understudy.errors import BudgetRefused, InputError, RowError, UnderstudyError
 from understudy.methods import registry
 from understudy.methods.method import Protected
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.comparison import is_comparison
 from understudy.runs.comparisons.cells import cells_of
 from understudy.runs.comparisons.request import Cell, CompareRequest
-from understudy.runs.comparisons.total import check_total, cost_of, new_source, pld_total, sum_of
+from understudy.runs.comparisons.total import (
+    check_early,
+    check_total,
+    cost_of,
+    new_source,
+    pld_total,
+    sum_of,
+)
 from understudy.runs.configuration import configure
 from understudy.runs.evaluations.report import check_report_folder
 from understudy.runs.handing_over import waiting
 from understudy.runs.registration import register
 from understudy.runs.request import Budget
 from understudy.runs.run_plan import RunPlan, key_of
-from understudy.runs.validation import Validated, validate
+from understudy.runs.validation import CheckAll, Validated, validate
 
 # Comparisons that the command line or a program registered for a flow that it is about to start.
 _HANDED_OVER: dict[str, Comparison] = {}
@@ -125,7 +133,7 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
     ledger = Ledger.open()
     known = next((record for record in ledger.sources() if record.name == request.run.source), None)
     _check_named_budget(request.run.budget, known)
-    validated = _validated(cells)
+    validated = _validated(cells, check_all=partial(check_early, request, cells, ledger, is_new=known is None))
     runs = tuple(_planned(ledger, cell, one) for cell, one in zip(cells, validated, strict=True))
     asked = _to_charge(runs, accepts_new=request.run.accept_new_charge)
     record = known or new_source(request, validated[0].record, asked)
@@ -226,12 +234,34 @@ def _check_named_budget(budget: Budget | None, known: SourceRecord | None) -> No
     )
 
 
-def _validated(cells: Sequence[Cell]) -> tuple[Validated, ...]:
-    """Each run validated by itself; the rows, which are the same, are kept once."""
+class _OfAllRuns(Exception):
+    """A refusal that is of no run by itself."""
+
+    def __init__(self, error: UnderstudyError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _validated(cells: Sequence[Cell], *, check_all: CheckAll) -> tuple[Validated, ...]:
+    """Each run validated by itself; the rows, which are the same, are kept once.
+
+    Args:
+        cells: the runs.
+        check_all: refuses them together when the first of them has been looked at.
+    """
+
+    def of_all(record: SourceRecord, delta: float) -> None:
+        try:
+            check_all(record, delta)
+        except (InputError, BudgetRefused) as error:
+            raise _OfAllRuns(error) from None
+
     found: list[Validated] = []
     for cell in cells:
         try:
-            one = validate(cell.request, cell.method, is_part=True)
+            one = validate(cell.request, cell.method, is_part=True, check_all=None if found else of_all)
+        except _OfAllRuns as refused:
+            raise refused.error from None
         except (InputError, BudgetRefused) as error:
             raise type(error)(f"{error} (in {cell.name})") from None
         first = found[0] if found else one
