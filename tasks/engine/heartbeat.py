@@ -38,6 +38,7 @@ from prefect.states import Cancelled, Crashed, Running
 from understudy.locks import locked_folder, try_lock
 from understudy.settings import prefect_setting, settings
 from understudy.tasks.engine.deleted_run import aborted_if_deleted
+from understudy.tasks.engine.lost_log import outlive_readers_of_the_log
 from understudy.tasks.engine.prefect_links import asked_once
 from understudy.tasks.engine.refusals import tell_refusals_in_a_line
 
@@ -88,6 +89,7 @@ def beating() -> Iterator[None]:
         return
     if run.deployment_id:  # the process is the run's own
         tell_refusals_in_a_line()
+        outlive_readers_of_the_log()
     if prefect_setting("PREFECT_API_URL") is None:
         with _lock_held(run):
             yield
