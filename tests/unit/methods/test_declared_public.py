@@ -13,17 +13,17 @@ from understudy.methods.method import Promise
 DECLARING = {
     "knowledge-distillation": (
         lambda pairs, texts: {"seed": {"pairs": pairs}, "instructions": {"examples": texts}},
-        {"public seed set": ("pairs.parquet", True), "public examples": ("texts.parquet", True)},
+        {"public seed set": "pairs.parquet", "public examples": "texts.parquet"},
     ),
     "preference-optimization": (
         lambda _, texts: {"seeds": texts, "preferences": {"learning_rate": 1e-3}},
-        {"public seed texts": ("texts.parquet", True)},
+        {"public seed texts": "texts.parquet"},
     ),
     "trajectory-matching": (
         lambda pairs, _: {"carriers": pairs, "carrier": "public", "selection": {"target": pairs}},
         {
-            "rows that carry pseudo tokens": ("pairs.parquet (public)", False),
-            "rows that the chosen ones resemble": ("pairs.parquet", False),
+            "rows that carry pseudo tokens": "pairs.parquet",
+            "rows that the chosen ones resemble": "pairs.parquet",
         },
     ),
 }
@@ -50,6 +50,5 @@ def test_public_tables_are_named_without_their_place(name, public_tables, tmp_pa
     queries = method.charge.queries(config, n=400, epsilon=8.0, delta=1e-4)
     description = method.preparation.describe(config, Promise(queries, 400, 8.0, 1e-4))
     assert str(tmp_path) not in json.dumps(description.model_dump(mode="json"))
-    for key, (table, has_digest) in declared.items():
-        found = description.declared_public[key]
-        assert found.startswith(f"{table} (sha256 ") if has_digest else found == table
+    for key, table in declared.items():
+        assert description.declared_public[key].startswith(f"{table} (sha256 ")

@@ -86,8 +86,9 @@ class _Adapted(torch.autograd.Function):
     ) -> Tensor:
         down, up = adapter.down.weight, adapter.up.weight
         inner = nn.functional.linear(inputs.to(down.dtype), down).mul_(adapter.scale)
-        wide = base.to(up.dtype).flatten(0, -2)
-        given = torch.addmm(wide, inner.flatten(0, -2), up.t()).view(base.shape)
+        # In memory of its own, not a view: some models add to what their layers give in place.
+        given = up.new_empty(base.shape)
+        torch.addmm(base.to(up.dtype).flatten(0, -2), inner.flatten(0, -2), up.t(), out=given.flatten(0, -2))
         ctx.save_for_backward(inputs, inner)
         ctx.adapter, ctx.see = adapter, see
         return given.to(base.dtype)

@@ -194,3 +194,19 @@ def test_layers_that_share_their_matrices_share_one_norm():
     expected, norms = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=EVERYONE)
     assert max(norms) > 0.3
     assert_close(clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=EVERYONE), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_layer_gives_may_be_added_to_in_place(dtype):
+    """As Falcon's attention and its feed-forward are."""
+    base = llama().to(dtype)
+    model = lora.attach(base, rank=3, alpha=6, generator=torch.Generator().manual_seed(0))
+    layer = model.base_model.model.model.layers[0].self_attn.o_proj
+    inputs = torch.randn(5, 9, 16, dtype=dtype, requires_grad=True)
+    with taps(tapped_layers(model, parameters_of(model)), lambda *_: None, print):
+        given = layer(inputs)
+        given += 1.0
+        given.sum().backward()
+    plain = torch.nn.functional.linear(inputs.detach(), layer.base_layer.weight, layer.base_layer.bias)
+    assert torch.allclose(given, plain + 1.0, atol=1e-5), "the second matrix begins with zeros"
+    assert inputs.grad.any()
