@@ -9,6 +9,7 @@ from understudy.lazy import load
 from understudy.methods import registry
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
+from understudy.tasks.engine.progress import say_line
 
 
 def inner_run(method: str, request: RunRequest, *, name: str) -> Exported:
@@ -27,6 +28,7 @@ def inner_run(method: str, request: RunRequest, *, name: str) -> Exported:
         UnderstudyError: it was deleted on the Prefect server.
     """
     flow: Flow[[RunRequest], Exported] = load(registry.get(method).flow)
+    say_line(f"run {name} begins")
     # A function, for Prefect would take a string for a template.
     with told_if_deleted(name):
         return flow.with_options(persist_result=False, flow_run_name=lambda: name)(request)

@@ -1,7 +1,8 @@
 """Progress of a long task: a bar in the terminal and an artifact in the Prefect UI, of public steps only.
 
 Nothing is shown for work that ends within `quiet_s` seconds, and both are throttled. The bars of tasks that
-run at the same time share one display on stderr, so that stdout stays clean for `--json`.
+run at the same time share one display on stderr, so that stdout stays clean for `--json`. Where stderr is no terminal,
+each task that computes has a line when it begins, and another every minute.
 """
 
 import logging
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
@@ -22,6 +23,8 @@ from understudy.tasks.engine.prefect_links import asked_once
 Publish = Callable[[float], None]
 # After which a server that did not answer is told of progress again.
 _AFTER_SILENCE_S = 30.0
+# Between two lines of one task where no bar is shown.
+_LINE_EVERY_S = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +37,14 @@ class Bars:
         self._lock = threading.Lock()
         self._display: Progress | None = None
 
+    @property
+    def are_shown(self) -> bool:
+        """Whether stderr is a terminal."""
+        return self._console.is_terminal
+
     def open(self, name: str, total: int) -> TaskID | None:
         """Add a bar; None when stderr is not a terminal."""
-        if not self._console.is_terminal:
+        if not self.are_shown:
             return None
         with self._lock:
             if self._display is None:
@@ -84,7 +92,14 @@ class Reporter:
     _began: float | None = None
     _published: float | None = None
     _bar: TaskID | None = None
+    _said: float | None = None
     _last: tuple[int, int] | None = None
+
+    def begin(self) -> None:
+        """Say in a log that the task begins to compute; a terminal has its bar."""
+        self._said = self.clock()
+        if not self.bars.are_shown:
+            say_line(f"{self.name} begins")
 
     def update(self, step: int, total: int) -> None:
         """Note that `step` of `total` public steps are done."""
@@ -99,6 +114,9 @@ class Reporter:
             self._bar = self.bars.open(self.name, total)
         if self._bar is not None:
             self.bars.update(self._bar, step, total)
+        elif self._said is not None and now - self._said >= _LINE_EVERY_S:
+            self._said = now
+            say_line(f"{self.name}: {step} of {total}")
         if self._published is None or now - self._published >= self.publish_every_s:
             self._published = now
             self.publish(100.0 * step / total)
@@ -109,6 +127,15 @@ class Reporter:
             self.bars.close(self._bar)
         if self._published is not None and self._last is not None:
             self.publish(100.0 * self._last[0] / self._last[1])
+
+
+def say_line(words: str) -> None:
+    """One line on stderr, in one write, for tasks that run at the same time share it.
+
+    Nobody may read it any more: a worker that was killed has closed the pipe of a run that lives. That costs the line.
+    """
+    with suppress(OSError):
+        sys.stderr.write(f"{words}\n")
 
 
 @contextmanager
@@ -126,7 +153,7 @@ def say_waiting(words: Callable[[], str]) -> Callable[[float], None]:
         nonlocal due
         if waited_s >= due:
             due = waited_s + 60.0
-            sys.stderr.write(f"waiting for {waited_s:.0f} s {words()}\n")
+            say_line(f"waiting for {waited_s:.0f} s {words()}")
 
     return say
 

@@ -229,6 +229,8 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
 
 
 def _compute(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool) -> Any:
+    if inside:
+        run.reporter.begin()
     try:
         if inside and spec.apart and processes.side_by_side():
             result = processes.compute_apart(spec.name, spec.function, arguments, run.body())

@@ -110,8 +110,8 @@ class FlowRun:
             written = stack.enter_context(written_places())
             flow_run = self._run_flow(root)
         visible = {
-            "printed": printed.getvalue(),
-            "logged": _in_order(logged.getvalue()),
+            "printed": _in_order(printed.getvalue().splitlines()),
+            "logged": _in_order(logged.getvalue().splitlines()),
             "progress": _in_order(progress),
         }
         visible |= recorded(self._tracking(), flow_run)

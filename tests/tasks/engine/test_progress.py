@@ -1,5 +1,6 @@
 import io
 import socket
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -49,6 +50,44 @@ def test_long_work_is_throttled_and_ends_at_its_last_step(clock):
 def test_impossible_steps_are_refused(step, total, clock):
     with pytest.raises(ValueError, match=f"found {step} of {total}"):
         Reporter("train", lambda _: None, clock=clock).update(step, total)
+
+
+def test_without_a_terminal_a_task_has_a_line_as_it_begins_and_one_a_minute(clock, capsys):
+    published = []
+    reporter = Reporter("train", published.append, bars=Bars(Console(file=io.StringIO())), clock=clock)
+    reporter.begin()
+    for step in range(1, 131):
+        clock.now = float(step)
+        reporter.update(step, 130)
+    reporter.close()
+    assert capsys.readouterr().err.splitlines() == ["train begins", "train: 60 of 130", "train: 120 of 130"]
+
+
+def test_a_log_that_nobody_reads_any_more_ends_no_task(clock, monkeypatch):
+    """The worker that read it was killed, and the run lives."""
+    tried = []
+
+    def write(text):
+        tried.append(text)
+        raise BrokenPipeError
+
+    bars = Bars(Console(file=io.StringIO()))
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(write=write))
+    Reporter("train", lambda _: None, bars=bars, clock=clock).begin()
+    say_waiting(lambda: "for process 7")(2.0)
+    assert tried == ["train begins\n", "waiting for 2 s for process 7\n"]
+
+
+def test_on_a_terminal_a_task_has_its_bar_and_no_line(clock, capsys):
+    reporter = Reporter(
+        "train", lambda _: None, bars=Bars(Console(file=io.StringIO(), force_terminal=True)), clock=clock
+    )
+    reporter.begin()
+    for step in range(1, 131):
+        clock.now = float(step)
+        reporter.update(step, 130)
+    reporter.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_two_bars_share_one_display_on_a_terminal(clock):

@@ -117,6 +117,15 @@ def test_the_second_run_is_all_cache_hits(tracked):
     assert third["last"] != first["last"]
 
 
+def test_a_log_says_which_tasks_begin_to_compute(tracked, capsys):
+    pipeline("a")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" begins")]
+    assert said == ["load begins", "train begins", "both begins"]
+    pipeline("a", suffix="?")
+    said = [line for line in capsys.readouterr().err.splitlines() if line.endswith(" begins")]
+    assert said == ["train begins", "both begins"]
+
+
 @pytest.mark.parametrize("part", [0, 100])
 def test_a_result_that_a_full_disk_refused_is_kept_and_taken_by_the_next_run(tracked, part, monkeypatch):
     """Prefect left a part of it and went on; a task that had drawn noise could not be repeated when it was charged."""
