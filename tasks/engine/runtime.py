@@ -229,7 +229,7 @@ def _run(spec: _Spec, arguments: dict[str, Any]) -> Any:
 
 
 def _compute(spec: _Spec, run: _Run, arguments: dict[str, Any], *, inside: bool) -> Any:
-    if inside:
+    if inside and spec.computes:
         run.reporter.begin()
     try:
         if inside and spec.apart and processes.side_by_side():
