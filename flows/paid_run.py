@@ -19,6 +19,7 @@ from understudy.errors import InputError
 from understudy.flows.purged_source import is_purged, purged, unless_purged
 from understudy.flows.run_in_words import charge_in_words, promise_in_words, where_in_words
 from understudy.flows.worker_places import check_places
+from understudy.privacy.ledger.ledger import Ledger
 from understudy.runs.exported import Exported, complete
 from understudy.runs.folders import STATEMENT_IN_WORDS
 from understudy.runs.registration import registered
@@ -114,6 +115,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         config = plan.settings(settings)
         tracking = parent_run(plan.key, f"{method} {plan.source}", parameters={"request": request, "config": config})
         with unless_purged(plan), tracking as tracked:
+            earlier = {made.id for made in Ledger.open().charges(plan.source)}
             receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)
             origin = {SOURCES: json.dumps([f"source:{plan.source}@{receipt.charge_id}"]), CHARGE: receipt.charge_id}
             spent = {}
@@ -122,7 +124,9 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
                 spent = {"epsilon": promised.epsilon, "delta": promised.delta}
             paid = charge_in_words(receipt)
             add_to_parent(tracked, tags=origin | {NOTE: paid}, metrics=spent)
-            get_run_logger().info(paid)
+            # Of a repeated run, such as a scheduled one, whose log would read as if it were charged each time.
+            again = "; it was made before, and nothing more is charged" if receipt.charge_id in earlier else ""
+            get_run_logger().info("%s%s", paid, again)
             yield PaidRun(request, plan, receipt, tracked, config, plan.charged_settings(settings))
 
 

@@ -161,6 +161,8 @@ def test_a_run_ends_with_a_statement_and_a_second_one_charges_nothing(
     assert {states[name] for name in COMPUTED} == {"Cached"}
     assert Ledger.open().spent("ward") == before
     assert (second.released, second.synthetic) == (first.released, first.synthetic)
+    of_each = [line.partition(": epsilon=")[2] for line in page() if " pays for this run: " in line]
+    assert [line.endswith("; it was made before, and nothing more is charged") for line in of_each] == [False, True]
     assert pq.read_table(drawn).equals(texts), "further draws from the same model are kept"
 
     more, states = run(request_of(samples=14))
