@@ -35,8 +35,8 @@ def test_a_line_that_nobody_reads_ends_no_run(log):
     assert handler.console.quiet
 
 
-def test_without_that_it_would(log):
-    """Then Prefect's console need not be told any more. In a process of its own: stdout goes nowhere after it."""
+def test_without_that_it_would():
+    """If this fails, Prefect's console need not be told any more. In a process of its own, for it ends with it."""
     code = (
         "import logging, os; from prefect.logging.handlers import PrefectConsoleHandler as H;"
         "reader, writer = os.pipe(); os.close(reader); log = logging.getLogger('lost');"
