@@ -93,7 +93,7 @@ def test_the_command_the_python_api_and_a_flow_that_prefect_starts_report_the_sa
     code, said = call(*words, "--json")
     assert code == 0, said
     assert reads == [1], "the flow measures the tables that the command has checked"
-    told = json.loads(said)
+    told = json.loads(said[said.index("{") :])
     assert told.pop("report") == str(tmp_path / "out/report.html")
     assert list(told.items()) == list(figures_in(tmp_path / "out").items())
     assert 0 <= told["utility.synthetic.accuracy"] <= 1
