@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from measuring import write_result
 
+from understudy.data.public_tables import read_pairs
 from understudy.generation.instructions import Pair, PairEncoder, pairs_of
 from understudy.methods.method import Promise
-from understudy.methods.trajectory_matching.carriers import choose, encoded, read_pairs
+from understudy.methods.trajectory_matching.carriers import choose, encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import distil
 from understudy.methods.trajectory_matching.emission import decoded

@@ -81,7 +81,7 @@ def read_public_rows(spec: str, setting: str, digest: str) -> ArtifactRef:
         setting: that named it.
         digest: of the pairs that the run began with: other ones may hold private rows.
     """
-    from understudy.methods.trajectory_matching.carriers import read_pairs
+    from understudy.data.public_tables import read_pairs
 
     table = read_pairs(spec, setting=setting, digest=digest)
     return write_table(table, kind="public-rows", label=labels.public())

@@ -6,16 +6,12 @@ theirs, so that none of them gives way; that they fit the model's context is che
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from understudy.data.digests import canonical_digest
-from understudy.data.instructions import check_instructions
-from understudy.data.readers import read_source
+from understudy.data.public_tables import pairs_digest, read_pairs
 from understudy.errors import InputError
 from understudy.evaluation.answers.config import AnswersConfig
 from understudy.evaluation.answers.multiple_choice import Question, before_question, fitting, rightly_answered
@@ -38,13 +34,7 @@ def draw_shots(settings: AnswersConfig, *, seed: int) -> list[Pair]:
     """
     if not settings.shots:
         return []
-    table = _table(settings)
-    found = _digest(table)
-    if settings.shots_digest not in ("", found):
-        raise InputError(
-            f"evaluation.shots_from={settings.shots_from}: expected the pairs that the run began with (sha256 "
-            f"{settings.shots_digest[:12]}...), found others ({found[:12]}...); put them back, or repeat the command"
-        )
+    table = read_pairs(settings.shots_from, setting="evaluation.shots_from", digest=settings.shots_digest)
     if table.num_rows < settings.shots:
         raise InputError(
             f"evaluation.shots={settings.shots}: expected as many pairs in evaluation.shots_from="
@@ -61,7 +51,7 @@ def shots_digest(settings: AnswersConfig) -> str:
     Raises:
         InputError: it cannot be read.
     """
-    return _digest(_table(settings)) if settings.shots else ""
+    return pairs_digest(settings.shots_from, setting="evaluation.shots_from") if settings.shots else ""
 
 
 def shots_width(tokenizer: Any, shots: Sequence[Pair], *, max_length: int) -> int:
@@ -105,14 +95,3 @@ def few_shot(
         return []
     width = shots_width(tokenizer, shots, max_length=max_length)
     return rightly_answered(model, tokenizer, whole, shots=shots, template=template, max_length=width)
-
-
-def _table(settings: AnswersConfig) -> pa.Table:
-    try:
-        return check_instructions(read_source(settings.shots_from)).table
-    except InputError as error:
-        raise InputError(f"evaluation.shots_from={settings.shots_from}: {error}") from None
-
-
-def _digest(table: pa.Table) -> str:
-    return hashlib.sha256(canonical_digest(table)).hexdigest()

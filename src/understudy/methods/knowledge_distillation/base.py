@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
 from understudy.compute import ON_CPU, Compute
-from understudy.data import tables
-from understudy.data.tables import check_instructions, read_source
+from understudy.data.public_tables import pairs_digest, read_pairs
 from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder, pairs_of
 from understudy.generation.scoring import sparse_response_losses
@@ -60,14 +56,7 @@ def seed_pairs(config: KnowledgeDistillationConfig) -> list[Pair]:
     Raises:
         InputError: no such table, it holds no pairs, or others than those the run began with.
     """
-    table = _seed_table(config)
-    found = hashlib.sha256(tables.canonical_digest(table)).hexdigest()
-    if config.seed.digest not in ("", found):
-        raise InputError(
-            f"seed.pairs={config.seed.pairs}: expected the pairs that the run began with (sha256 "
-            f"{config.seed.digest[:12]}...), found others ({found[:12]}...); put them back, or repeat the command, "
-            "which makes a run of its own from the new pairs"
-        )
+    table = read_pairs(config.seed.pairs, setting="seed.pairs", digest=config.seed.digest)
     return [pair for pair in pairs_of(table) if pair is not None]
 
 
@@ -77,16 +66,7 @@ def seed_digest(config: KnowledgeDistillationConfig) -> str:
     Raises:
         InputError: no such table, or it holds no pairs.
     """
-    if not config.seed.pairs:
-        return ""
-    return hashlib.sha256(tables.canonical_digest(_seed_table(config))).hexdigest()
-
-
-def _seed_table(config: KnowledgeDistillationConfig) -> pa.Table:
-    try:
-        return check_instructions(read_source(config.seed.pairs)).table
-    except InputError as error:
-        raise InputError(f"seed.pairs={config.seed.pairs}: {error}") from None
+    return pairs_digest(config.seed.pairs, setting="seed.pairs") if config.seed.pairs else ""
 
 
 def attach_adapter(base: LoadedModel, config: KnowledgeDistillationConfig) -> Any:

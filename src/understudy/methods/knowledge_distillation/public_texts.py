@@ -6,6 +6,7 @@ import hashlib
 import json
 
 from understudy.data.columns import strings
+from understudy.data.public_tables import check_as_begun
 from understudy.data.readers import read_source
 from understudy.errors import InputError
 from understudy.methods.knowledge_distillation.config import FilterConfig
@@ -26,12 +27,7 @@ def read_instructions(spec: str, *, setting: str, digest: str = "") -> list[str]
         texts: list[str] = strings(read_source(spec), "instruction").to_pylist()
     except InputError as error:
         raise InputError(f"{setting}={spec}: {error}") from None
-    found = _digest(texts)
-    if digest not in ("", found):
-        raise InputError(
-            f"{setting}={spec}: expected the texts that the run began with (sha256 {digest[:12]}...), found others "
-            f"({found[:12]}...); put them back, or repeat the command, which begins anew with the texts of now"
-        )
+    check_as_begun(_digest(texts), of="texts", named=f"{setting}={spec}", begun=digest)
     return texts
 
 

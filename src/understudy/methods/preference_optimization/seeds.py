@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from understudy.data import tables
+from understudy.data.public_tables import check_as_begun
 from understudy.errors import InputError
 
 
@@ -23,11 +24,7 @@ def read_seeds(spec: str, *, digest: str = "") -> list[str]:
         texts: list[str] = tables.check_texts(tables.read_source(spec))["text"].to_pylist()
     except InputError as error:
         raise InputError(f"seeds={spec}: {error}") from None
-    if digest and digest != seeds_digest(texts):
-        raise InputError(
-            f"seeds={spec}: expected the texts that the run began with, found others; put them back, or repeat "
-            "`understudy run`, which begins anew with the texts of now"
-        )
+    check_as_begun(seeds_digest(texts), of="texts", named=f"seeds={spec}", begun=digest)
     return texts
 
 

@@ -6,7 +6,6 @@ the experts saw.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,10 +16,7 @@ import torch
 from torch import Tensor
 
 from understudy.compute import ON_CPU, Compute, copied_to
-from understudy.data.digests import canonical_digest
-from understudy.data.instructions import INSTRUCTION_SCHEMA, check_instructions
-from understudy.data.readers import read_source
-from understudy.errors import InputError
+from understudy.data.instructions import INSTRUCTION_SCHEMA
 from understudy.generation.config import SamplingConfig
 from understudy.generation.instructions import LEAST_ROOM, Pair, PairEncoder
 from understudy.generation.prompts import special_token_ids
@@ -41,43 +37,6 @@ from understudy.models.loading import LoadedModel, load_base, load_model
 from understudy.progress import CheckpointSink, Progress
 
 _BATCH = 16
-
-
-def read_pairs(spec: str, *, setting: str, digest: str = "") -> pa.Table:
-    """A public table with the columns `instruction` and `response`.
-
-    Args:
-        spec: a file or `sample:NAME`.
-        setting: that named it, for the message.
-        digest: `pairs_digest` of the pairs that are meant, which were searched for private rows; empty takes any.
-
-    Raises:
-        InputError: it cannot be read, lacks a column, or holds other pairs than those the run began with.
-    """
-    try:
-        table = check_instructions(read_source(spec)).table
-    except InputError as error:
-        raise InputError(f"{setting}={spec}: {error}") from None
-    found = _digest_of(table)
-    if digest not in ("", found):
-        raise InputError(
-            f"{setting}={spec}: expected the pairs that the run began with (sha256 {digest[:12]}...), found others "
-            f"({found[:12]}...); put them back, or repeat the command, which begins anew with the pairs of now"
-        )
-    return table
-
-
-def pairs_digest(spec: str, *, setting: str) -> str:
-    """What identifies the pairs of a public table.
-
-    Raises:
-        InputError: as `read_pairs`.
-    """
-    return _digest_of(read_pairs(spec, setting=setting))
-
-
-def _digest_of(table: pa.Table) -> str:
-    return hashlib.sha256(canonical_digest(table)).hexdigest()
 
 
 def encoded(pairs: Sequence[Pair], tokenizer: Any, config: TrajectoryMatchingConfig) -> Rows:

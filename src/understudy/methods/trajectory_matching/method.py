@@ -93,7 +93,7 @@ def _with_pairs(config: TrajectoryMatchingConfig) -> TrajectoryMatchingConfig:
     Raises:
         InputError: naming the setting; a table cannot be read.
     """
-    from understudy.methods.trajectory_matching.carriers import pairs_digest  # torch, only where needed
+    from understudy.data.public_tables import pairs_digest
 
     selection, carriers = config.selection, config.carriers_digest
     if selection.target is not None and not selection.target_digest:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from understudy.data.public_tables import read_pairs
 from understudy.errors import InputError
 from understudy.evaluation.answers.harness import check_tasks
 from understudy.evaluation.answers.shots import check_shots
@@ -22,7 +23,7 @@ from understudy.generation.instructions import LEAST_ROOM, EncodedPairs, Pair, P
 from understudy.generation.step import backbone
 from understudy.hardware import chosen
 from understudy.methods.method import Promise
-from understudy.methods.trajectory_matching.carriers import answered, load_selector, read_pairs
+from understudy.methods.trajectory_matching.carriers import answered, load_selector
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.distil import distil
 from understudy.methods.trajectory_matching.experts import (

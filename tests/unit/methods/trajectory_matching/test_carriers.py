@@ -7,11 +7,10 @@ import pytest
 import torch
 from random_models import random_model
 
-from understudy.errors import InputError
 from understudy.generation.instructions import Pair, PairEncoder
 from understudy.generation.prompts import special_token_ids
 from understudy.methods.trajectory_matching import carriers
-from understudy.methods.trajectory_matching.carriers import answered, encoded, pairs_digest, read_pairs
+from understudy.methods.trajectory_matching.carriers import answered, encoded
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.models.loading import load_base
 
@@ -67,18 +66,6 @@ def test_an_answer_holds_no_special_token_but_the_one_that_ends_it(small):
     loud = replace(small, model=copy.deepcopy(small.model))
     loud.model.lm_head = Loud(loud.model.lm_head, others)
     assert all(answer and answer != "A wren." for answer in answers_of(loud, 0))
-
-
-@pytest.mark.parametrize("setting", ["carriers", "selection.target"])
-def test_pairs_are_those_that_the_run_began_with(setting, tmp_path):
-    """They were searched for private rows before the charge; a run reads them again when its experts are trained."""
-    public = tmp_path / "public.csv"
-    public.write_text("instruction,response\na film,good\n")
-    digest = pairs_digest(str(public), setting=setting)
-    assert read_pairs(str(public), setting=setting, digest=digest).num_rows == 1
-    public.write_text("instruction,response\na private text,good\n")
-    with pytest.raises(InputError, match=rf"^{setting}={public}: expected the pairs that the run began with"):
-        read_pairs(str(public), setting=setting, digest=digest)
 
 
 LONG = Pair("Summarise this text: " + "the boat leaves the harbour at noon and " * 40, "A boat leaves.")
