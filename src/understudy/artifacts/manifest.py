@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,8 +27,9 @@ CONTENT_ID = re.compile(r"[0-9a-f]{64}")
 PRIVATE_ID = re.compile(r"p[0-9a-f]{32}")
 CHARGED_SOURCE = re.compile(r"source:(?P<source>[^@]+)@(?P<charge>.+)")
 
-_Signature = tuple[tuple[str, int, int, int], ...]
-# Directories hashed by this process; they are hashed again when an inode, a size or a time has changed.
+_Signature = tuple[tuple[str, int, int, int, int], ...]
+# Directories hashed by this process; they are hashed again when an inode, a size or a time has changed. Whoever writes
+# a file can put its time of modification back, but not that of its inode's change.
 _checked: dict[str, tuple[_Signature, "Manifest"]] = {}
 
 
@@ -153,7 +155,7 @@ def verify_directory(directory: Path) -> Manifest:
     """Check that `directory` holds exactly the files of its manifest, with their digests.
 
     Raises:
-        ArtifactDamaged: naming the first file that is missing, extra or changed, or the wrong address.
+        ArtifactDamaged: naming the first file that is missing, extra, changed or a link, or the wrong address.
     """
     try:
         signature = _signature(directory)
@@ -196,7 +198,13 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
 def _signature(directory: Path) -> _Signature:
     paths = [(MANIFEST, directory / MANIFEST), *_walk(directory)]
     stats = [(name, path.lstat()) for name, path in paths]
-    return tuple(sorted((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
+    for name, found in stats:
+        if not stat.S_ISREG(found.st_mode):
+            raise ArtifactDamaged(
+                f"artifact {directory.name}: expected a regular file {name!r} in {directory}, found a link or another "
+                "kind; remove it and run the task that made the artifact again"
+            )
+    return tuple(sorted((name, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns) for name, at in stats))
 
 
 def _sha256(path: Path) -> str:

@@ -89,6 +89,34 @@ def change(directory: Path) -> None:
     file.write_text("y")
 
 
+def change_and_put_the_time_back(directory: Path) -> None:
+    file = next(path for path in directory.rglob("file.txt"))
+    before = file.stat()
+    # The clock of a file system ticks every few milliseconds.
+    while file.stat().st_ctime_ns == before.st_ctime_ns:
+        file.write_text("y")
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def link_file(directory: Path) -> None:
+    file = next(path for path in directory.rglob("file.txt"))
+    same = directory.with_name("same.txt")
+    file.rename(same)
+    file.symlink_to(same)
+
+
+def add_link(directory: Path) -> None:
+    (directory / "link").symlink_to("/nowhere")
+
+
+def wait_for_ever(directory: Path) -> None:
+    """Whoever opens a pipe that nobody writes to waits."""
+    file = next(path for path in directory.rglob("file.txt"))
+    file.unlink()
+    os.mkfifo(file)
+
+
 def remove_file(directory: Path) -> None:
     next(path for path in directory.rglob("file.txt")).unlink()
 
@@ -105,7 +133,14 @@ def break_manifest(directory: Path) -> None:
     (directory / "manifest.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [change, remove_file, add_file, remove_manifest, break_manifest, shutil.rmtree])
+DAMAGES = [
+    *(change, change_and_put_the_time_back, remove_file, link_file, wait_for_ever, add_file, add_link),
+    *(remove_manifest, break_manifest, shutil.rmtree),
+]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("write", [write_public, write_private])
 def test_damage_is_found_on_load_and_on_use(write, damage):
     ref = write()

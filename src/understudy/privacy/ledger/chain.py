@@ -167,7 +167,7 @@ def _verify(connection: sa.Connection, root_key: bytes) -> Chain:
         if recorded is None:
             raise Tampered(f"the {_NOUN[entry.kind]} {entry.subject!r}, which entry {number} records, is gone")
         mac = _mac(key, previous, (number, entry.kind, entry.subject, entry.content, recorded))
-        if not hmac.compare_digest(mac, bytes(entry.mac)):
+        if not hmac.compare_digest(mac, entry.mac):
             raise Tampered(f"entry {number} ({entry.kind} {entry.subject!r}), or what it records, was changed")
         chain.apply(entry.kind, entry.subject, json.loads(entry.content), "" if row is None else row.source)
         chain.macs.append(previous := mac)
@@ -216,7 +216,7 @@ def _mac(key: bytes, previous: bytes, parts: tuple[int, str, str, str, str | Non
 
 
 def _salt_tag(key: bytes, salt: bytes) -> str:
-    return hmac.digest(keys.derive(key, "salt"), bytes(salt), "sha256").hex()
+    return hmac.digest(keys.derive(key, "salt"), salt, "sha256").hex()
 
 
 def _compare_charge(row: sa.Row[Any], told: _Charge, key: bytes) -> None:

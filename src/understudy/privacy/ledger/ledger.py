@@ -393,9 +393,9 @@ class Ledger:
         """
         query = sa.select(SOURCES.c.wrapped_key).where(SOURCES.c.name == name)
 
-        def work(connection: sa.Connection) -> bytes:
+        def work(connection: sa.Connection) -> object:
             queries.get_source(connection, name)
-            return bytes(connection.execute(query).scalar_one())
+            return connection.execute(query).scalar_one()
 
         key = keys.unwrap(self._tables.secret, self._tables.run("hmac", work), name=f"source/{name}")
         return hmac.digest(key, data, "sha256")

@@ -101,7 +101,7 @@ class SealedTables:
     def _found_or_read(self, connection: sa.Connection, accept_loss: bool) -> bytes:
         if self._head is not None and not accept_loss and not vault.is_founded(connection):
             self._head.check_empty(f"the ledger {self._name} is empty")
-        return vault.found_or_read_root_key(connection, self.secret, now=self.now())
+        return self._untampered(lambda: vault.found_or_read_root_key(connection, self.secret, now=self.now()))
 
     def _accept_loss(self, connection: sa.Connection) -> None:
         """Records what the head speaks of and the chain does not hold."""

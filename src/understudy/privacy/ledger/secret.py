@@ -53,15 +53,22 @@ def wrap(secret: bytes, key: bytes, *, name: str) -> bytes:
     return nonce + AESGCM(derive(secret, "wrap")).encrypt(nonce, key, name.encode())
 
 
-def unwrap(secret: bytes, wrapped: bytes, *, name: str) -> bytes:
+def unwrap(secret: bytes, wrapped: object, *, name: str) -> bytes:
     """The key that `wrap` encrypted.
+
+    Args:
+        secret: that it was encrypted under.
+        wrapped: bytes, or whatever else was written into their column.
+        name: that it was bound to.
 
     Raises:
         UnderstudyError: when the secret, the name or the bytes are not those of `wrap`.
     """
     try:
+        if not isinstance(wrapped, bytes):
+            raise InvalidTag
         return AESGCM(derive(secret, "wrap")).decrypt(wrapped[:12], wrapped[12:], name.encode())
-    except InvalidTag:
+    except (InvalidTag, ValueError):  # the latter where there is no whole nonce
         raise UnderstudyError(
             f"the ledger's key {name!r} does not open with the secret {key_id(secret)}: the ledger was "
             "damaged or changed by other means; restore it from a backup"

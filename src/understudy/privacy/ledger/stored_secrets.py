@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 from understudy.errors import UnderstudyError
 from understudy.privacy.ledger import chain
 from understudy.privacy.ledger import secret as keys
+from understudy.privacy.ledger.chain import Tampered
 from understudy.privacy.ledger.database import CHARGES, META, SECRETS, SOURCES, create_tables, open_engine, transact
 from understudy.privacy.ledger.head import Head
 
@@ -52,8 +54,9 @@ def found_or_read_root_key(connection: sa.Connection, secret: bytes, *, now: str
 
     Raises:
         UnderstudyError: when the ledger has another schema or belongs to another secret.
+        Tampered: when it is not said which schema it has, or its root key is gone.
     """
-    meta = {name: bytes(value) for name, value in connection.execute(sa.select(META.c.name, META.c.value))}
+    meta = dict(connection.execute(sa.select(META.c.name, META.c.value)).tuples().all())
     if not meta:
         root_key = secrets.token_bytes(32)
         wrapped = keys.wrap(secret, root_key, name="root")
@@ -62,13 +65,24 @@ def found_or_read_root_key(connection: sa.Connection, secret: bytes, *, now: str
         connection.execute(sa.insert(SECRETS).values(key_id=keys.key_id(secret), created_at=now))
         chain.append(connection, root_key, "found", keys.key_id(secret), at=now)
         return root_key
-    if meta.get("schema") != _SCHEMA:
-        raise UnderstudyError(
-            f"expected a ledger of schema {_SCHEMA.decode()}, found {meta.get('schema', b'none').decode()}: "
-            "use the version of Understudy that made it"
-        )
+    _check_meta(meta)
     require_current_secret(connection, secret)
     return keys.unwrap(secret, meta["root_key"], name="root")
+
+
+def _check_meta(meta: Mapping[str, object]) -> None:
+    """Refuses a ledger of another schema, and one that does not say which it has."""
+    schema, expected = meta.get("schema"), _SCHEMA.decode()
+    if not isinstance(schema, bytes) or not schema.isdigit():
+        found = "none" if schema is None else "something else"
+        raise Tampered(f"expected the number of its schema, {expected}, in ledger_meta, found {found}")
+    if schema != _SCHEMA:
+        raise UnderstudyError(
+            f"expected a ledger of schema {expected}, found {schema.decode()[:20]}: use the version of Understudy that "
+            "made it"
+        )
+    if "root_key" not in meta:
+        raise Tampered("expected its root key in ledger_meta, found none")
 
 
 def current_key_id(connection: sa.Connection) -> str | None:
@@ -113,14 +127,14 @@ def secret_of(connection: sa.Connection, key_id: str, *, current: bytes) -> byte
     wrapped = connection.execute(sa.select(SECRETS.c.wrapped).where(SECRETS.c.key_id == key_id)).scalar()
     if wrapped is None:
         raise UnderstudyError(f"the ledger no longer keeps the secret {key_id}: restore it from a backup")
-    return keys.unwrap(current, bytes(wrapped), name=f"secret/{key_id}")
+    return keys.unwrap(current, wrapped, name=f"secret/{key_id}")
 
 
 def rewrap(connection: sa.Connection, *, old: bytes, new: bytes, now: str) -> None:
     """Turns the ledger to a new secret: everything wrapped under the old one is wrapped under the new one."""
 
-    def turned(wrapped: bytes, name: str) -> bytes:
-        return keys.wrap(new, keys.unwrap(old, bytes(wrapped), name=name), name=name)
+    def turned(wrapped: object, name: str) -> bytes:
+        return keys.wrap(new, keys.unwrap(old, wrapped, name=name), name=name)
 
     root = connection.execute(sa.select(META.c.value).where(META.c.name == "root_key")).scalar_one()
     connection.execute(sa.update(META).where(META.c.name == "root_key").values(value=turned(root, "root")))

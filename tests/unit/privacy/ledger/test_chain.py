@@ -2,8 +2,10 @@
 
 import shutil
 import signal
+import sqlite3
 import stat
 import threading
+from contextlib import closing
 
 import forked
 import pytest
@@ -144,6 +146,65 @@ def test_what_was_changed_by_hand_is_noticed(ledger, url, head, change):
     ledger.verify()
     by_hand(url, CHANGES[change])
     assert_all_refuse(ledger, url, head, "changed by other means")
+
+
+META_DAMAGE = {
+    "schema": ("UPDATE ledger_meta SET value = {} WHERE name = 'schema'", "number of its schema, 2, .*something else"),
+    "root key": ("UPDATE ledger_meta SET value = {} WHERE name = 'root_key'", "'root' does not open .*backup"),
+    "name of the schema": ("UPDATE ledger_meta SET name = 'x' WHERE name = 'schema'", "number of its schema.*none"),
+    "name of the root key": ("UPDATE ledger_meta SET name = 'x' WHERE name = 'root_key'", "root key .*none"),
+}
+
+
+@pytest.mark.parametrize("damage", META_DAMAGE)
+@pytest.mark.parametrize("octets", ["ff8100d3", "ff", ""])
+def test_a_ledger_that_does_not_say_what_it_is_is_refused(ledger, url, head, damage, octets):
+    statement, said = META_DAMAGE[damage]
+    by_hand(url, statement.format(f"x'{octets}'" if url.startswith("sqlite") else rf"'\x{octets}'::bytea"))
+    with pytest.raises(UnderstudyError, match=rf"(?s){said}") as refused:
+        Ledger(url, secret=SECRET, head=head)
+    assert "backup" in str(refused.value)
+
+
+def test_a_ledger_of_another_schema_is_said(ledger, url, head):
+    nine = "x'39'" if url.startswith("sqlite") else r"'\x39'::bytea"
+    by_hand(url, f"UPDATE ledger_meta SET value = {nine} WHERE name = 'schema'")
+    with pytest.raises(UnderstudyError, match="schema 2, found 9: use the version"):
+        Ledger(url, secret=SECRET, head=head)
+
+
+ANY_FORM = {
+    "ledger_meta SET value = {}": "schema.*backup",
+    "ledger_meta SET value = {} WHERE name = 'root_key'": "does not open.*backup",
+    "ledger_chain SET mac = {} WHERE number = 1": "changed by other means .*entry.*backup",
+    "ledger_charges SET salt = {} WHERE request_key = 'running'": "changed by other means .*backup",
+    "ledger_sources SET wrapped_key = {}": "'source/reviews' does not open.*backup",
+    "ledger_secrets SET wrapped = {} WHERE retired_at IS NOT NULL": "'secret/.*' does not open.*backup",
+    "ledger_rows SET keyed_hash = {}": "rows of the source 'reviews' .*backup",
+    "ledger_rows SET source = {}": "rows of the source .*backup",
+}
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("value", ["x''", "x'ff'", "'text'", "1.5", str(2**62)])
+@pytest.mark.parametrize("place", ANY_FORM)
+def test_a_value_of_any_form_is_refused(ledger, url, head, place, value):
+    """SQLite keeps whatever is written into a column."""
+    ledger.register_rows("reviews", [b"digest of a row"])
+    running = next(charge.id for charge in ledger.charges() if charge.request_key == "running")
+    ledger.rotate_secret(OTHER)
+    with closing(sqlite3.connect(open_engine(url).url.database)) as database:  # it checks no foreign key
+        assert database.execute(f"UPDATE {place.format(value)}").rowcount != 0
+        database.commit()
+
+    def use():
+        found = Ledger(url, secret=OTHER, head=head)
+        found.verify()
+        found.hmac("reviews", b"content")
+        found.material(running)
+
+    with pytest.raises(UnderstudyError, match=ANY_FORM[place]):
+        use()
 
 
 def test_a_charge_deleted_by_hand_is_noticed(ledger, url, head):
