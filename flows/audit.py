@@ -67,7 +67,7 @@ def audit(request: AuditRequest) -> Audited:
             charge = read_record(Path(plan.requests["claim"].out)).charge_id
             add_to_parent(tracked, tags={SOURCES: json.dumps([f"source:{claim.source}@{charge}"])}, metrics={})
         of_public_rows = request.is_of_public_rows
-        least = check_power(claim, plan.count)
+        least = check_power(request.method, plan.count, delta=claim.delta)
         out = request.run.out
         ended = report_audit(
             found, guesses, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows
