@@ -56,7 +56,8 @@ def audit(request: AuditRequest) -> Audited:
         claim = plan.plans["claim"]
         stack.enter_context(unless_purged(claim))
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
-        tracked = stack.enter_context(parent_run(key, f"audit {claim.source}", parameters={"request": request}))
+        name = f"audit {claim.source} epsilon={claim.epsilon:g}"
+        tracked = stack.enter_context(parent_run(key, name, parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
         found: dict[str, ArtifactRef] = {}
         guesses: dict[str, ArtifactRef] = {}
@@ -67,7 +68,7 @@ def audit(request: AuditRequest) -> Audited:
             charge = read_record(Path(plan.requests["claim"].out)).charge_id
             add_to_parent(tracked, tags={SOURCES: json.dumps([f"source:{claim.source}@{charge}"])}, metrics={})
         of_public_rows = request.is_of_public_rows
-        least = check_power(claim, plan.count)
+        least = check_power(request.method, plan.count, delta=claim.delta)
         out = request.run.out
         ended = report_audit(
             found, guesses, claim, plan.count, CONFIDENCE, least, out=out, of_public_rows=of_public_rows

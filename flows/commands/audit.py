@@ -40,7 +40,7 @@ def audit(
     if dry_run:
         with choices_said(), prepared(request) as drafts:
             plan, count = validate(drafts.requests["claim"], method).plan, len(drafts.canaries.included)
-            least = check_power(plan, count)
+            least = check_power(method, count, delta=plan.delta)
         facts = {
             "canaries": count,
             "attackers_see": [THREATS[threat] for threat in attackers(method)],

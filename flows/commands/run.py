@@ -75,7 +75,8 @@ def run(*, method: str, options: Mapping[str, Any], dry_run: bool, as_json: bool
         say(result.missing, style="bold")
     told = result.model_dump(mode="json")
     # Programs find every key; people read on their own line, above, what is missing.
-    shown = told if as_json else {name: value for name, value in told.items() if name not in ("missing", "lacking")}
+    unsaid = {"missing", "lacking"} | ({"rows"} if result.rows is None else set())
+    shown = told if as_json else {name: value for name, value in told.items() if name not in unsaid}
     show(shown, as_json=as_json, title=f"{method}: {outcome}")
 
 

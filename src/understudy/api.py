@@ -24,8 +24,7 @@ from understudy.methods import registry
 from understudy.runs.folders import SYNTHETIC, RunRecord, read_record
 from understudy.runs.handed_tables import Table
 from understudy.runs.placement import EXPORT, INTERNAL
-from understudy.runs.python_requests import metrics_in, requested
-from understudy.settings import prepare_environment
+from understudy.runs.python_requests import begin, metrics_in, requested
 
 # Core imports no flow: they are found by name when they are called.
 _SERVER = "understudy.flows.temporary_server:start_in_turn"
@@ -82,7 +81,7 @@ def synthesize(
     from understudy.runs.validation import validate
 
     chosen = registry.get(method)
-    prepare_environment()
+    begin()
     with (
         requested(data, test, out, source=source, epsilon=epsilon, budget=budget, **options) as request,
         # Outside of the flow: an error names rows, which Prefect must not keep.

@@ -14,8 +14,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.locks import locked_folder
 from understudy.runs.handed_tables import Table
-from understudy.runs.python_requests import requested
-from understudy.settings import prepare_environment
+from understudy.runs.python_requests import begin, requested
 
 # Core imports no flow: they are found by name when they are called.
 _COMPARE = "understudy.flows.compare:compare"
@@ -76,7 +75,7 @@ def compare(
     from understudy.runs.comparisons.request import compare_request_of
     from understudy.runs.comparisons.validated import handed_comparison, register_comparison, validate_comparison
 
-    prepare_environment()
+    begin()
     with requested(data, test, out, source=source, budget=budget, **options) as run:
         asked = {"methods": tuple(methods), "epsilons": tuple(epsilons), "seeds": tuple(seeds), "run": run}
         request = compare_request_of(asked)

@@ -11,8 +11,7 @@ from understudy.auditing.secret_metrics import GuessedShare, guessed_shares
 from understudy.evaluation.metrics import Metrics
 from understudy.lazy import load
 from understudy.runs.handed_tables import Table, as_files
-from understudy.runs.python_requests import folder_given, metrics_in, requested
-from understudy.settings import prepare_environment
+from understudy.runs.python_requests import begin, folder_given, metrics_in, requested
 
 # Core imports no flow: they are found by name when they are called.
 _AUDIT = "understudy.flows.audit:audit"
@@ -84,7 +83,7 @@ def audit(  # noqa: PLR0913 - one parameter per option of the command
     from understudy.runs.audits.request import audit_of
     from understudy.runs.audits.runs import planned
 
-    prepare_environment()
+    begin()
     with requested(data, test, out, source=source, epsilon=epsilon, budget=budget, **options) as run:
         request = audit_of(method, run, canaries=canaries, seed=seed, insist=insist, public_rows=public_rows)
         with planned(request):
@@ -133,7 +132,7 @@ def evaluate(
     from understudy.runs.evaluations.request import EvaluateRequest
     from understudy.runs.request import checked_request
 
-    prepare_environment()
+    begin()
     columns = {"text_column": text_column, "label_column": label_column, "label_names": label_names}
     with as_files({"synthetic": synthetic, "real": real, "test": test}) as files:
         request = checked_request(EvaluateRequest, {**files, **columns, "out": folder_given(out)})

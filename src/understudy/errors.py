@@ -54,6 +54,10 @@ class ArtifactDamaged(UnderstudyError, ValueError):
     """
 
 
+class UnreadVariable(UserWarning):
+    """A variable of the environment is set and changes nothing; the message says what it was taken for."""
+
+
 def system_error_in_words(error: OSError) -> str:
     """Which place the system could not use, and why; its own text where it names none.
 

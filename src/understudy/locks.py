@@ -79,11 +79,30 @@ def holder_of(path: Path) -> str | None:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock on a folder that exists, waiting for it; nothing is written into it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+def locked_folder(folder: Path, *, made: int | None = None) -> Iterator[None]:
+    """Hold the lock on a folder, waiting for it; nothing is written into it.
+
+    Args:
+        folder: to be locked; whoever holds the lock may remove it.
+        made: mode with which it is made where it is not there; None for one that must be.
+
+    Raises:
+        FileNotFoundError: it is not there, or was removed while its lock was waited for.
+    """
+    while True:
+        if made is not None:
+            folder.mkdir(mode=made, parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if made is None:
+                raise
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if is_current(descriptor, folder):
+            break
+        os.close(descriptor)
+    try:
         yield
     finally:
         os.close(descriptor)

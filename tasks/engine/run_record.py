@@ -31,6 +31,9 @@ FLOW_RUN, FLOW_URL, PARENT = "prefect.flow_run_id", "prefect.flow_run_url", "mlf
 CONTEXT, FULL_ID = "mlflow.data.context", "understudy.id"
 UNKNOWN_KIND = "artifact"
 
+# Of a run's key its name shows as many characters as Git does of a commit's.
+KEY_SHOWN = 7
+
 # MLflow allows 6000 characters in a parameter and 8000 in a tag.
 LONGEST = 5000
 
@@ -77,6 +80,15 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             text = json.dumps(value, default=str) if isinstance(value, list | tuple) else str(value)
             flat[tracked_name(f"{prefix}{name}")] = text[:LONGEST]
     return flat
+
+
+def run_name(name: str, run_key: str) -> str:
+    """The name of a flow's run in a list of runs, by which two that were asked for differently are told apart.
+
+    >>> run_name("gradient-matching reviews epsilon=3", "5f0c1e7a" * 8)
+    'gradient-matching reviews epsilon=3 5f0c1e7'
+    """
+    return f"{name} {run_key[:KEY_SHOWN]}"
 
 
 def tracked_name(name: str) -> str:

@@ -22,7 +22,7 @@ from understudy.settings import private_directory, settings
 from understudy.tasks.engine import run_locks
 from understudy.tasks.engine.lineage import LineageNode, trace
 from understudy.tasks.engine.prefect_links import link_from_prefect
-from understudy.tasks.engine.run_record import FLOW_RUN, FLOW_URL, State, TaskRecord
+from understudy.tasks.engine.run_record import FLOW_RUN, FLOW_URL, State, TaskRecord, run_name
 from understudy.tasks.engine.tracking_attempts import persisted
 from understudy.tasks.engine.tracking_database import check_database
 from understudy.tasks.engine.tracking_experiment import found_experiment
@@ -35,7 +35,8 @@ def parent_run(run_key: str, name: str, *, parameters: Mapping[str, Any], zone: 
 
     Args:
         run_key: what makes a later flow run the same run, resumed: a digest of the request.
-        name: of the run: the flow's, and of what source, where it has one.
+        name: what the run is: the flow's name, with source and epsilon where it has them. The key's first characters
+            follow, which tell runs apart that differ in anything else.
         parameters: public parameters, configs included.
         zone: the zone whose tracking store is used.
 
@@ -51,9 +52,9 @@ def parent_run(run_key: str, name: str, *, parameters: Mapping[str, Any], zone: 
     url = flow_run.ui_url if str(flow_run.ui_url).startswith("http") else None
     here = {FLOW_RUN: flow_run.id, FLOW_URL: url}
     outer = flow_run.parent_flow_run_id if flow_run.id else None
-    log = open_log(zone)
+    log, shown = open_log(zone), run_name(name, run_key)
     with _shown_as_living(log, run_key) as ended:
-        run_id = log.persist("the flow run", lambda: log.open_parent(run_key, name, parameters, here, outer))
+        run_id = log.persist("the flow run", lambda: log.open_parent(run_key, shown, parameters, here, outer))
         if flow_run.id:
             link_from_prefect(log.uri, log.experiment, run_id)
 

@@ -136,7 +136,8 @@ def test_an_evaluation_is_one_run_in_mlflow_that_holds_no_figure(tables, files, 
         evaluate(request_of(label_names={"1": "praise", "0": "blame"}))
     run, children = recorded(tmp_path / "out")
     assert run.data.tags["mlflow.note.content"].endswith(f"internal: {tmp_path / 'out' / 'report.html'}")
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "evaluate")
+    assert run.info.status == "FINISHED"
+    assert re.fullmatch("evaluate [0-9a-f]{7}", run.info.run_name)
     assert run.data.params["request.real"] == files["real"]
     assert run.data.params["request.label_names.1"] == "praise", "declared, and so public"
     (child,) = children
@@ -253,6 +254,20 @@ def test_a_flow_that_prefect_starts_tells_nothing_of_a_wrong_row_and_is_not_retr
         assert "row 7:" not in said
         assert "zibby" not in said
     assert recorded(tmp_path / "out")[0].info.status == "FAILED"
+
+
+def test_one_table_as_real_and_as_test_is_told_by_a_flow_that_prefect_starts(
+    files, request_of, tmp_path, prefect_server, monkeypatch
+):
+    """That two names are of one table tells nothing of its rows; it was closed up as an error of one of them."""
+    from understudy.flows.evaluate import evaluate
+    from understudy.runs.evaluations import inputs as module
+
+    monkeypatch.setattr(module, "read_tables", lambda *_, **__: pytest.fail("a table was read"))
+    (tmp_path / "link.parquet").symlink_to(files["real"])
+    for test in (files["real"], str(tmp_path / "link.parquet")):
+        with pytest.raises(InputError, match=r"--test: .*found the rows of --real"):
+            evaluate(request_of(test=test))
 
 
 def test_how_many_labels_nobody_declared_is_not_told(tables, files, request_of, prefect_server, caplog):

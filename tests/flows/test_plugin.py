@@ -64,6 +64,19 @@ def test_an_installed_method_is_run_charged_stated_reported_and_traced(
     assert ("Token counts" in page) == (method == "bag-of-words")
 
 
+def test_a_run_without_noise_says_nothing_of_how_many_rows_it_made(on_path, prefect_server, in_home, call, tmp_path):
+    """Nothing is told of a private output; `rows none` read as if it had none."""
+    words = ("run", "bag-of-words", *RUNS["bag-of-words"], "--epsilon", "inf", "--out", tmp_path / "out")
+    with in_home(tmp_path / "home"):
+        code, said = call(*words)
+        assert code == 0, said
+        assert "report" in said
+        assert [line for line in said.splitlines() if line.split()[:1] == ["rows"]] == []
+        code, said = call(*words, "--json")
+        assert code == 0, said
+        assert json.loads(said[said.index("{") :])["rows"] is None
+
+
 def test_the_code_of_an_installed_method_is_followed_and_no_other_methods(on_path):
     from bag_of_words.flow import count_tokens
 
@@ -99,7 +112,7 @@ def _is_found_in_mlflow(method, charge, out):
     log = tracking_log.open_log("client")
     made = artifact_in(out)
     (run,) = log.search({"understudy.synthetic": made})
-    assert run.info.run_name == f"{method} {charge.source}"
+    assert run.info.run_name == f"{method} {charge.source} epsilon=3 {run.data.tags['understudy.run_key'][:7]}"
     assert run.data.metrics == {"epsilon": charge.epsilon, "delta": charge.delta}
     promised = {name: run.data.tags.get(f"understudy.{name}") for name in ("unit", "relation", "accountant")}
     assert promised == {"unit": charge.unit, "relation": charge.relation, "accountant": "PLD"}, "what epsilon bounds"

@@ -18,7 +18,7 @@ from guarantees import GUARANTEE
 
 import understudy
 from understudy.artifacts.access import write_table
-from understudy.errors import InputError, UnderstudyError
+from understudy.errors import InputError, UnderstudyError, UnreadVariable
 from understudy.privacy.labels import private, released
 from understudy.runs.folders import RunRecord, StatementFiles, write_results
 from understudy.runs.handed_tables import as_files
@@ -219,6 +219,27 @@ def test_a_refusal_says_what_is_wrong_with_a_table_and_names_no_file(kind, given
     with pytest.raises(InputError, match=told) as refused:
         understudy.synthesize(given(private_rows), source="ward", epsilon=3, out=tmp_path / "out")
     assert "inbox" not in str(refused.value), kind
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        lambda out: understudy.synthesize("none.csv", source="ward", epsilon=3, out=out),
+        lambda out: understudy.audit("none.csv", source="ward", epsilon=3, out=out),
+        lambda out: understudy.compare("none.csv", source="ward", methods=["letters"], epsilons=[3], out=out),
+        lambda out: understudy.evaluate("none.csv", real="none.csv", test="other.csv", out=out),
+    ],
+)
+def test_a_caller_is_warned_of_variables_that_nothing_reads_as_a_command_notes_them(begun, tmp_path, monkeypatch):
+    monkeypatch.delenv("UNDERSTUDY_MLFLOW_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:swordfish@there:5000")
+    monkeypatch.setenv("UNDERSTUDY_HOMEE", str(tmp_path))
+    with pytest.warns(UnreadVariable) as warned, pytest.raises(InputError):
+        begun(tmp_path / "out")
+    homee, tracking = (str(one.message) for one in warned)
+    assert "UNDERSTUDY_HOMEE: " in homee
+    assert "MLFLOW_TRACKING_URI=http://there:5000 is not read" in tracking
+    assert {one.filename for one in warned} == {__file__}, "it names the line of the caller"
 
 
 def test_no_row_of_a_pandas_table_stands_in_what_a_run_says_or_prefect_keeps(

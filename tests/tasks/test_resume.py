@@ -58,12 +58,12 @@ def test_a_run_killed_twice_ends_in_the_same_bytes(tracked, tmp_path, monkeypatc
         assert status == -signal.SIGKILL, (kill_at, errors)
     # The steps before the first kill were not run again.
     assert steps_run.read_text() == "0 1 2 3 4 5 "
-    assert child_runs() == [("chain", "FINISHED"), ("killed", "RUNNING"), ("seed", "FINISHED")]
+    assert child_runs() == [("chain", "FINISHED"), ("killed run-key", "RUNNING"), ("seed", "FINISHED")]
 
     status, said, errors = run(tracked, steps_run)
     assert status == 0, errors
     assert said == whole
     # The second kill was between the record and the commit: the result was there already.
     assert steps_run.read_text() == "0 1 2 3 4 5 "
-    assert child_runs() == [("chain", "FINISHED"), ("killed", "FINISHED"), ("seed", "FINISHED")]
+    assert child_runs() == [("chain", "FINISHED"), ("killed run-key", "FINISHED"), ("seed", "FINISHED")]
     assert list(settings().checkpoints_root.iterdir()) == []

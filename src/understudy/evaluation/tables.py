@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
@@ -13,6 +14,8 @@ from understudy.data import tables
 from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
+
+SAME_ROWS: Final = "--test: expected rows that nothing was trained on, found the rows of --real; name others"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def read_tables(
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
     if tables.different_texts(train_rows.table) == tables.different_texts(test_rows.table):
-        raise RowError("--test: expected rows that nothing was trained on, found the rows of --real; name others")
+        raise RowError(SAME_ROWS)
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
 
 

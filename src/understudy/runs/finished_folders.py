@@ -72,6 +72,11 @@ def noted(source: str) -> list[tuple[Path, Path]]:
     return [(path, Path(note["out"])) for path, note in sorted(found, key=lambda one: _WITHHELD not in one[1])]
 
 
+def is_noted(out: Path) -> bool:
+    """Whether any source has a note of DIR."""
+    return any(note["out"] == str(out.absolute()) for _, note in _read())
+
+
 def _read() -> list[tuple[Path, dict[str, Any]]]:
     """Every note with what it says; one that does not read is removed."""
     found = []

@@ -59,9 +59,8 @@ def put_in_place(
     Raises:
         InputError: a run that exports nothing finds an export; nothing is changed then.
     """
-    out.mkdir(parents=True, exist_ok=True)
     fills = ({} if fill_export is None else {out / EXPORT: fill_export}) | {out / INTERNAL: fill_internal}
-    with locked_folder(out):
+    with locked_folder(out, made=0o777):
         _bring_back(out)
         if fill_export is None:
             check_no_export(out)

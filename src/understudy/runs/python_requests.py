@@ -1,18 +1,27 @@
-"""What the functions of the Python API share: requests made of tables, and figures read back."""
+"""What the functions of the Python API share: how they begin, requests made of tables, and figures read back."""
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from understudy.data.readers import check_source
-from understudy.errors import InputError
+from understudy.errors import InputError, UnreadVariable
 from understudy.evaluation.metrics import Metrics
 from understudy.runs.handed_tables import Table, as_files
 from understudy.runs.request import RunRequest, request_of
+from understudy.settings import prepare_environment, unknown_variables, unread_tracking
+
+
+def begin() -> None:
+    """What a function that its caller reaches the flows by does first: it warns of what a command would note."""
+    prepare_environment()
+    for unread in (*unknown_variables(), *unread_tracking()):
+        warnings.warn(unread, UnreadVariable, stacklevel=3)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.locks import locked_folder
 from understudy.runs.evaluations.report import report_files
 from understudy.runs.evaluations.unregistered import SOURCES_FILE, forget_rows, sources_told
-from understudy.runs.finished_folders import is_withheld, noted
+from understudy.runs.finished_folders import is_noted, is_withheld, noted
 from understudy.runs.folders import RUN_FILE, STATEMENT
 from understudy.runs.placement import EXPORT, INTERNAL, leftovers
 
@@ -46,7 +47,8 @@ def remove_private(source: str) -> Removed:
     """Remove what runs of `source` left in users' folders, but for what was released.
 
     What another source's run put there stays, and so does whatever does not say whose it is under a name that a user
-    may have chosen. No link is followed. A note stays until nothing of the source is left in its folder.
+    may have chosen. No link is followed. A note stays until nothing of the source is left in its folder. A folder that
+    this empties goes too.
 
     Raises:
         InputError: when the private root cannot be written.
@@ -55,7 +57,18 @@ def remove_private(source: str) -> Removed:
     # Whoever notes a folder while others are cleared may still have read from those.
     while found := [(note, out) for note, out in noted(source) if note not in stuck]:
         stuck |= _remove_from(found, source, done)
+    _remove_emptied(done)
     return done
+
+
+def _remove_emptied(done: Removed) -> None:
+    """Remove each DIR of which something was removed and nothing is left, those within others first."""
+    emptied = {Path(path).parent for path in (*done.internal, *done.exports)} | {Path(path) for path in done.reports}
+    for out in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
+        # A folder that is in use, or not ours to remove, stays as it is: it holds nothing.
+        with suppress(OSError), locked_folder(out):
+            if not is_noted(out) and not out.samefile(Path.cwd()):
+                out.rmdir()
 
 
 def _remove_from(folders: Sequence[tuple[Path, Path]], source: str, done: Removed) -> set[Path]:

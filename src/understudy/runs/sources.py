@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from understudy.errors import BudgetRefused, InputError
 from understudy.methods.method import Protected
+from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.budget import Cost, admit
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
-from understudy.runs.request import Budget, RunRequest
+from understudy.runs.request import Budget, RunRequest, check_delta
 from understudy.runs.split import SplitRows
 
 
@@ -23,6 +24,15 @@ def check_unit(known: SourceRecord | None, guarded: Protected) -> None:
             f"{guarded.unit} ({guarded.relation}), and neither promise implies the other; use a method or variant "
             f"that protects each {known.unit}"
         )
+
+
+def delta_of(request: RunRequest, *, n: int) -> float:
+    """The delta of a run on so many units: as asked for, or 1/(n ln n).
+
+    Raises:
+        InputError: it is out of range, or there are too few units for any.
+    """
+    return check_delta(default_delta(n) if request.delta is None else request.delta, n=n)
 
 
 def source_record(

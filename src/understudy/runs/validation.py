@@ -21,7 +21,6 @@ from understudy.hardware import chosen as chosen_compute
 from understudy.methods import registry
 from understudy.methods.method import Method, Promise, Protected
 from understudy.models.folders import folder_digest, model_folder, parameter_count
-from understudy.privacy.accounting import default_delta
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.privacy.ledger.records import Charge, disjoint_sources
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
@@ -32,9 +31,9 @@ from understudy.runs.earlier_charges import paid_before
 from understudy.runs.earlier_releases import earlier_releases, note_of
 from understudy.runs.folders import check_folder, read_record
 from understudy.runs.given_settings import given_settings
-from understudy.runs.request import Budget, RunRequest, check_delta, check_epsilon
+from understudy.runs.request import Budget, RunRequest, check_epsilon
 from understudy.runs.run_plan import RunPlan, asked_key_of, match_of, request_key, run_key
-from understudy.runs.sources import check_budget, check_unit, may_be_charged, source_record, unless_charged
+from understudy.runs.sources import check_budget, check_unit, delta_of, may_be_charged, source_record, unless_charged
 from understudy.runs.split import SplitRows, load_and_split
 
 CheckAll = Callable[[SourceRecord, float], None]
@@ -119,7 +118,7 @@ def validate(
     rows = load_and_split(request, guarded.rows, known, keyed_hash=partial(ledger.keyed_hash, request.source))
     public_tables.check_texts(public, rows, ledger)
     is_default_delta = request.delta is None
-    delta = check_delta(default_delta(rows.units) if request.delta is None else request.delta, n=rows.units)
+    delta = delta_of(request, n=rows.units)
     record, budget_note = source_record(request, known, rows, guarded, epsilon=epsilon, delta=delta, is_part=is_part)
     row_digests, client_digests = tables.row_digests(rows.whole), tables.client_digests(rows.whole)
     ledger.check_rows(request.source, row_digests, client_digests)

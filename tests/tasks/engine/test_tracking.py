@@ -74,7 +74,9 @@ def runs() -> dict[str, list]:
     log = tracking_log.open_log("client")
     found: dict[str, list] = {}
     for run in log.client.search_runs([log.experiment]):
-        found.setdefault(run.info.run_name, []).append(run)
+        key = run.data.tags.get("understudy.run_key", "")
+        assert run.info.run_name.endswith(key[:7])
+        found.setdefault(run.info.run_name.removesuffix(f" {key[:7]}"), []).append(run)
     return found
 
 

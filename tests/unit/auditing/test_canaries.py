@@ -1,7 +1,5 @@
 """Canaries of each kind of rows, their coins, and the tables of an audit's three runs."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,13 +22,14 @@ WORDS = [f"{first}{last}" for first in "bcdfgh" for last in ("ank", "ell", "ind"
 def request_for(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
 
-    def made(rows, method, *, canaries=20, seed=0, source="rows", **fields):
+    def made(rows, method, *, canaries=20, seed=0, source="rows", delta=1e-4, **fields):
         pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
         run = RunRequest(
             data=str(tmp_path / "rows.parquet"),
             source=source,
             out=str(tmp_path / "out"),
             epsilon=3,
+            delta=delta,
             budget=Budget(epsilon=8, delta=1e-2),
             **fields,
         )
@@ -255,10 +254,19 @@ def test_what_cannot_be_audited_is_refused_without_a_text(request_for):
 
 
 def test_canaries_that_could_prove_nothing_are_refused():
-    plan = SimpleNamespace(delta=0.01, method="conditional-generation")
     with pytest.raises(InputError, match="--canaries 8: even if all coins were guessed"):
-        check_power(plan, 8)
-    assert 0 < check_power(SimpleNamespace(delta=1e-4, method="conditional-generation"), 20) < 10
+        check_power("conditional-generation", 8, delta=0.01)
+    assert 0 < check_power("conditional-generation", 20, delta=1e-4) < 10
+
+
+@pytest.mark.parametrize(
+    ("delta", "told"),
+    [(0.02, r"--delta 0\.02: expected .* < 1/n = 0\.0167"), (0.016, r"--canaries 20: even .* at delta=0\.016")],
+)
+def test_a_delta_that_no_audit_can_have_is_refused_before_a_model_is_read(delta, told, request_for, monkeypatch):
+    monkeypatch.setattr("understudy.runs.audits.runs.load_tokenizer", lambda _: pytest.fail("it was read"))
+    with pytest.raises(InputError, match=told):
+        tables_of(request_for(labelled(60), "conditional-generation", delta=delta, **LABELLED))
 
 
 def test_coins_are_fair_and_hang_on_the_key():

@@ -13,6 +13,7 @@ import pytest
 
 from understudy.artifacts.access import write_table
 from understudy.errors import InputError
+from understudy.locks import locked_folder
 from understudy.privacy.labels import private
 from understudy.runs import removal
 from understudy.runs.audits.withheld import check_no_release, withheld_export
@@ -53,7 +54,8 @@ def keep(out: Path, source: str, fill=report) -> None:
 
 
 def names(out: Path) -> list[str]:
-    return sorted(path.name for path in out.iterdir())
+    """What lies in a folder; nothing where a purge has emptied and removed it."""
+    return sorted(path.name for path in out.iterdir()) if out.exists() else []
 
 
 def sources_in(out: Path) -> set[str]:
@@ -285,7 +287,7 @@ def test_a_purge_that_was_interrupted_after_any_step_is_finished_by_the_next(tmp
         assert remove_private("ward").left == []
         assert names(out) == []
         assert notes() == []
-    assert removals == 12, "four of internal/, seven of export/, the note"
+    assert removals == 13, "four of internal/, seven of export/, the note, the folder"
 
 
 def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
@@ -307,6 +309,37 @@ def test_a_purge_waits_for_the_run_that_fills_a_folder(tmp_path):
     run.join()
     purge.join()
     assert told == [Removed(internal=[str(tmp_path / "out" / INTERNAL)])]
+
+
+def test_a_folder_that_a_purge_empties_goes_and_no_other_one(tmp_path, monkeypatch):
+    """Those of an audit too, which lie in each other; not one where another source's run may put something yet."""
+    for name in ("audit/claim", "audit/null-control", "kept", "others", "here"):
+        keep(tmp_path / name, "ward")
+    with noted_report(tmp_path / "audit", {"ward"}):
+        report(tmp_path / "audit")
+    (tmp_path / "kept/notes.txt").write_text("of the user")
+    remember(tmp_path / "others", source="clinic")
+    monkeypatch.chdir(tmp_path / "here")
+    assert remove_private("ward").left == []
+    assert names(tmp_path) == ["here", "kept", "others", "understudy-home"]
+    assert names(tmp_path / "kept") == ["notes.txt"]
+    assert remove_private("clinic").left == []
+
+
+def test_a_run_that_waited_for_a_folder_which_a_purge_removed_makes_it_anew(tmp_path):
+    out = finish(tmp_path / "out", "ward")
+    run = threading.Thread(target=keep, args=(tmp_path / "other", "clinic"))
+    (tmp_path / "other").mkdir()
+    with locked_folder(tmp_path / "other"):
+        run.start()
+        run.join(0.2)
+        assert run.is_alive()
+        (tmp_path / "other").rmdir()
+    run.join(30)
+    assert not run.is_alive()
+    assert names(tmp_path / "other") == [INTERNAL]
+    with locked_folder(out), pytest.raises(FileNotFoundError), locked_folder(tmp_path / "gone"):
+        pytest.fail("it was made")
 
 
 @pytest.mark.parametrize("is_noted", [False, True])
@@ -332,7 +365,7 @@ def test_a_report_that_was_read_from_what_is_being_removed_goes_too(is_noted, tm
     monkeypatch.setattr(removal, "_clear", and_write)
     assert remove_private("ward").internal == [str(tmp_path / "run" / INTERNAL)]
     assert written
-    assert list((tmp_path / "compared").iterdir()) == []
+    assert not (tmp_path / "compared").exists()
     assert listed("ward") == []
 
 

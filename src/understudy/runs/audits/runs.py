@@ -40,6 +40,7 @@ from understudy.runs.handing_over import waiting
 from understudy.runs.registration import handed_over, register
 from understudy.runs.request import RunRequest, words_about
 from understudy.runs.run_plan import RunPlan, match_of
+from understudy.runs.sources import delta_of
 from understudy.runs.split import SplitRows, load_and_split
 from understudy.runs.units import NOUNS, client_is_held_out, row_is_held_out
 from understudy.runs.validation import validate
@@ -111,9 +112,11 @@ def prepared(request: AuditRequest) -> Iterator[Prepared]:
     kind = chosen.charge.protects(config).rows
     known = next((record for record in ledger.sources() if record.name == run.source), None)
     rows = load_and_split(run, kind, known, keyed_hash=partial(ledger.keyed_hash, run.source))
+    count = number_of_canaries(request, units=rows.units)
+    check_power(request.method, count, delta=delta_of(run, n=rows.units))
     with profile_named(request.method, config):
         words = canary.vocabulary(load_tokenizer(config))
-    made = _canaries(request, kind, rows, words=words, ledger=ledger)
+    made = _canaries(request, kind, rows, count=count, words=words, ledger=ledger)
     columns = _columns(kind, rows)
     tables: dict[str, pa.Table | None] = {
         "with-canaries": _with(kind, rows, made, none=False),
@@ -151,9 +154,7 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
         yield _HANDED_OVER[key]
         return
     with prepared(request) as drafts, ExitStack() as stack:
-        count = len(drafts.canaries.included)
         claim = validate(drafts.requests["claim"], request.method)
-        check_power(claim.plan, count)
         refuse_paid(claim.paid_before, accepts_new=request.run.accept_new_charge)
         # On a source's first use the claim's epsilon and delta become its budget, whatever run is the first.
         controls = {
@@ -167,6 +168,7 @@ def planned(request: AuditRequest) -> Iterator[Planned]:
             stack.enter_context(handed_over(drafts.requests[condition], plans[condition]))
         notes = tuple(dict.fromkeys((*drafts.notes, *claim.plan.notes)))
         stored = _stored(request.run.source, drafts.canaries)
+        count = len(drafts.canaries.included)
         found = Planned(drafts.requests, plans, stored, count, claim.is_charged, notes)
         with waiting(_HANDED_OVER, key, found):
             yield found
@@ -189,28 +191,27 @@ def confidence_of_each(method: str) -> float:
     return 1 - (1 - CONFIDENCE) / len(attackers(method))
 
 
-def check_power(plan: RunPlan, count: int) -> float:
-    """The least epsilon that so many canaries could tell from 0.
+def check_power(method: str, count: int, *, delta: float) -> float:
+    """The least epsilon that so many canaries could tell from 0 in a run at this delta.
 
     Raises:
         InputError: there is none.
     """
-    least = detectable_epsilon(count, delta=plan.delta, confidence=confidence_of_each(plan.method))
+    least = detectable_epsilon(count, delta=delta, confidence=confidence_of_each(method))
     if math.isinf(least):
         raise InputError(
-            f"--canaries {count}: even if all coins were guessed, they would prove nothing at delta={plan.delta:.3g}; "
+            f"--canaries {count}: even if all coins were guessed, they would prove nothing at delta={delta:.3g}; "
             "take more canaries, bring more rows, or audit at a smaller --delta"
         )
     return least
 
 
 def _canaries(
-    request: AuditRequest, kind: RowKind, rows: SplitRows, *, words: list[str], ledger: Ledger
+    request: AuditRequest, kind: RowKind, rows: SplitRows, *, count: int, words: list[str], ledger: Ledger
 ) -> canary.Canaries:
-    """As many as asked for, each where it is trained on if its coin puts it in."""
+    """So many, each where it is trained on if its coin puts it in."""
     source = request.run.source
     named = f"{source}\0{request.seed}"
-    count = number_of_canaries(request, units=rows.units)
     texts = canary.canary_rows(
         kind, count, words=words, labels=len(rows.label_names), named=named, schema=rows.whole.schema
     )

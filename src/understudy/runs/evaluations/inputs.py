@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from understudy.artifacts.manifest import CONTENT_ID
-from understudy.data.readers import check_source
-from understudy.errors import ZoneError
-from understudy.evaluation.tables import ComparedTables, read_tables
+from understudy.data.readers import check_source, same_source
+from understudy.errors import InputError, ZoneError
+from understudy.evaluation.tables import SAME_ROWS, ComparedTables, read_tables
 from understudy.runs.checks.devices import gpu
 from understudy.runs.checks.prefect_server import prefect_server
 from understudy.runs.checks.tracking import tracking
@@ -28,8 +28,8 @@ def check_evaluation(request: EvaluateRequest) -> None:
 
     Raises:
         ZoneError: this process belongs to the server zone.
-        InputError: the folder cannot be written or holds something else, a name is that of no table, or a server or
-            GPU is not there.
+        InputError: the folder cannot be written or holds something else, a name is that of no table, --real and --test
+            are one, or a server or GPU is not there.
     """
     if settings().zone == "server":
         raise ZoneError(
@@ -39,6 +39,8 @@ def check_evaluation(request: EvaluateRequest) -> None:
     check_evaluated_folder(request.folder)
     for spec in (request.synthetic, request.real, request.test):
         check_source(spec)
+    if same_source(request.real, request.test):
+        raise InputError(SAME_ROWS)
     for look in (tracking, prefect_server, gpu):
         look()
 

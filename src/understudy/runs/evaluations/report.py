@@ -138,8 +138,7 @@ def _sources_of(digests: Sequence[bytes]) -> set[str]:
 @contextmanager
 def noted_report(out: Path, sources: set[str]) -> Iterator[None]:
     """Within it a report of these sources is written; after a kill, one of an earlier call may be there instead."""
-    out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with locked_folder(out):
+    with locked_folder(out, made=0o700):
         for source in sorted(sources):
             remember(out, source=source)
         earlier = sources_told(out)
