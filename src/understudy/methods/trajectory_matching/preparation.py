@@ -97,8 +97,8 @@ def _check_gradients(student: Student, base: LoadedModel, config: TrajectoryMatc
     """Take the clipped gradients of two made-up rows, and match them for a step: what layers do only a pass shows.
 
     Raises:
-        InputError: a layer mixes rows, as in models that read all tokens of a batch as one text (OPT's linear layers),
-            or the loss does not reach one, as that between BERT's states and its head.
+        InputError: a layer mixes rows, as in models whose experts read tokens of all rows, or the loss does not reach
+            one, as that between BERT's states and its head.
     """
     rows = _encoded(base, config, 2)
     batch = {name: getattr(rows, name) for name in ("input_ids", "attention_mask", "loss_mask")}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,10 @@ from understudy.privacy.dpsgd.adapters import Adapter, Seen, adapter_of
 from understudy.privacy.dpsgd.layers import Rule, rules_of
 from understudy.privacy.dpsgd.token_losses import TAP, HeadFactors
 
+# Blocks that hand rows to some of their layers as one text, example behind example and token behind token, and take
+# them apart again: class, matched by name so that it need not be imported -> names of these layers.
+_FLATTENING: Final = {"transformers.models.opt.modeling_opt.OPTDecoderLayer": ("final_layer_norm", "fc1", "fc2")}
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -26,11 +30,13 @@ class Layer:
         name: in the model.
         module: the layer.
         rules: how the gradient of each of those parameters follows.
+        may_be_flat: whether it may read the tokens of all examples as one text, example behind example.
     """
 
     name: str
     module: nn.Module
     rules: tuple[tuple[nn.Parameter, Rule], ...]
+    may_be_flat: bool = False
 
     @property
     def owned(self) -> list[nn.Parameter]:
@@ -67,12 +73,12 @@ def tapped_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> T
     wanted = {id(parameter): name for name, parameter in parameters.items()}
     if len(wanted) != len(parameters):
         raise ValueError("a parameter is listed under two names; list tied parameters once")
-    layers, adapters = {}, []
+    layers, adapters, flat = {}, [], _flattened(model)
     for name, module in model.named_modules():
         own = {key: p for key, p in module.named_parameters(recurse=False) if id(p) in wanted}
         if own:
             rules = rules_of(name, module)
-            layers[module] = Layer(name, module, tuple((p, rules[key]) for key, p in own.items()))
+            layers[module] = Layer(name, module, tuple((p, rules[key]) for key, p in own.items()), module in flat)
         if (adapter := adapter_of(module, wanted)) is not None:
             adapters.append(adapter)
     found = {id(p) for layer in layers.values() for p in layer.owned}
@@ -84,6 +90,13 @@ def tapped_layers(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> T
     others = layers.keys() - {matrix for adapter in adapters for matrix in (adapter.down, adapter.up)}
     tapped = tuple(layer for module, layer in layers.items() if module in others)
     return TappedLayers(parameters, tapped, pairs, tuple(model.parameters()), frozenset(embedded))
+
+
+def _flattened(model: nn.Module) -> set[nn.Module]:
+    """The layers of `_FLATTENING` in a model, and what adapters hold around them."""
+    blocks = ((module, f"{type(module).__module__}.{type(module).__qualname__}") for module in model.modules())
+    parts = (getattr(block, name) for block, kind in blocks for name in _FLATTENING.get(kind, ()))
+    return {module for part in parts for module in part.modules()}
 
 
 def split_passes(
@@ -105,8 +118,10 @@ def split_passes(
 
 def check_rows(layer: Layer, inputs: Tensor, outputs: Tensor, *, examples: int, passes: int) -> None:
     """Refuse a layer that does not keep its examples apart, one behind the other."""
-    rows = passes * examples
-    if outputs.shape[0] != rows or inputs.shape[0] != rows:
+    rows, seen = passes * examples, (inputs.shape[0], outputs.shape[0])
+    if layer.may_be_flat and inputs.ndim == outputs.ndim == 2 and seen[0] == seen[1] and seen[0] % rows == 0:
+        return
+    if seen != (rows, rows):
         raise InputError(
             f"layer {layer.name!r} saw a leading dimension of {outputs.shape[0]} for {examples} examples in "
             f"{passes} pass(es), expected {rows}: keep the batch first and unflattened, and give models with "

@@ -58,8 +58,7 @@ def check_gradients(
         advice: what to do instead.
 
     Raises:
-        InputError: a layer raises on them, or mixes them, as in models that read all tokens of a batch as one text
-            (OPT's linear layers).
+        InputError: a layer raises on them, or mixes them, as in models whose experts read tokens of all rows.
     """
     with told_of_model(name, advice):
         clipped_gradient_sum(model, parameters, loss_fn, batch, l2_clip_norm=l2_clip_norm, valid=valid)

@@ -36,6 +36,7 @@ from understudy.methods.trajectory_matching.student import Rows
 from understudy.models import loading
 from understudy.models.checkpoints import TrainingCheckpoint, export_model
 from understudy.models.loading import load_model
+from understudy.privacy.dpsgd import tapping
 from understudy.tasks.engine.failures import closed_up
 
 FILMS = [f"the film had a long plot and actor {n} played well" for n in range(6)]
@@ -270,11 +271,15 @@ def test_public_rows_that_are_set_aside_are_not_counted_before_the_charge(tmp_pa
 
 
 @pytest.mark.parametrize("has_epsilon", [True, False])
-def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_charge(has_epsilon, tmp_path):
-    """OPT's linear layers take the tokens of all rows as one text, which only a pass through them shows."""
+def test_a_model_that_gives_no_row_a_gradient_of_its_own_is_refused_before_the_charge(
+    has_epsilon, tmp_path, monkeypatch
+):
+    """As OPT's linear layers, which take the tokens of all rows as one text, if it were not known that they do."""
     model = random_model("opt", vocabulary=4096, width=16, positions=128, layers=1)
     export_model(model, load_model("tiny-gpt2").tokenizer, tmp_path / "opt")
     config = promised(TrajectoryMatchingConfig(model=str(tmp_path / "opt")), has_epsilon=has_epsilon)
+    assert check_model(config).name == "opt", "the paper's model"
+    monkeypatch.setattr(tapping, "_FLATTENING", {})
     if has_epsilon:
         with pytest.raises(InputError, match=r"opt: layer .* leading dimension .* another model, or leave --epsilon"):
             check_model(config)

@@ -7,7 +7,14 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from torch import nn
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -65,6 +72,15 @@ def adapted(model, *, seed=1):
     return result
 
 
+def opt(**more):
+    config = OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32, word_embed_proj_dim=16, pad_token_id=PAD, dropout=0.0, attention_dropout=0.0,
+        **more,
+    )  # fmt: skip
+    return seeded(OPTForCausalLM, config)
+
+
 MODELS = {
     "gpt2": gpt2,
     "gpt2-untied": lambda: gpt2(tied=False),
@@ -72,6 +88,8 @@ MODELS = {
     "llama": llama,
     "llama-untied": lambda: llama(tied=False),
     "llama-lora": lambda: adapted(llama()),
+    "opt-lora": lambda: adapted(opt()),
+    "opt-lora-norm-after": lambda: adapted(opt(do_layer_norm_before=False)),
 }
 
 
@@ -714,6 +732,30 @@ def test_a_flattened_batch_is_refused():
 
     with pytest.raises(InputError, match="20 for 4 examples"):
         clipped_gradient_sum(model, dict(model.named_parameters()), loss, batch, l2_clip_norm=1.0, valid=valid)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_a_block_is_known_to_flatten_is_taken_apart(before):
+    """OPT's feed-forward part reads all tokens of a batch as one text; its norm stands within it or behind it."""
+    model, batch, valid = opt(do_layer_norm_before=before), make_batch(), torch.ones(5, dtype=torch.bool)
+    names = ("fc1.weight", "fc2.bias", "final_layer_norm.weight", "final_layer_norm.bias")
+    parameters = {name: p for name, p in model.named_parameters() if name.endswith(names)}
+    expected, _ = loop_over_examples(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=valid)
+    found = clipped_gradient_sum(model, parameters, lm_loss, batch, l2_clip_norm=0.3, valid=valid)
+    assert_close(found, expected)
+
+
+def test_what_a_flattening_block_mixes_is_refused():
+    """A number of tokens that no number of rows divides says that some were left out, as those that are padding."""
+    model, valid = opt(), torch.ones(5, dtype=torch.bool)
+    block = model.model.decoder.layers[0]
+    parameters = {name: p for name, p in block.named_parameters() if name == "fc1.weight"}
+
+    def loss(block, batch):
+        return block.fc1(batch["x"].flatten(0, 1)[:-1]).sum() + torch.zeros(5)
+
+    with pytest.raises(InputError, match="44 for 5 examples"):
+        clipped_gradient_sum(block, parameters, loss, {"x": torch.randn(5, 9, 16)}, l2_clip_norm=1.0, valid=valid)
 
 
 def test_position_embedding_shared_over_the_batch_is_refused():
