@@ -141,7 +141,7 @@ def ended(flow: Flow[[Q], R], request: Q, *, again: str = "goes on from here, un
 
 def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
     """What a run charges, in words."""
-    from understudy.privacy.shown_cost import cost_in_words
+    from understudy.privacy.shown_cost import cost_in_words, round_up
 
     if math.isinf(plan.epsilon):
         return (
@@ -159,10 +159,9 @@ def price(plan: RunPlan, *, is_charged: bool, accepts_new: bool) -> str:
             f"source {plan.source} was charged {cost} for this run before; nothing more is charged: if code or machine "
             "changed since, or what was released is gone, the run stops and asks for --accept-new-charge"
         )
-    return (
-        f"charges source {plan.source}: {cost}, of a budget of {plan.budget.epsilon:g}, {plan.budget.delta:g}; a "
-        "repeated run is not charged again"
-    )
+    # Rounded as the cost is: a charge that just fits must not look larger than its budget.
+    budget = f"{round_up(plan.budget.epsilon, digits=6):g}, {round_up(plan.budget.delta, digits=3):g}"
+    return f"charges source {plan.source}: {cost}, of a budget of {budget}; a repeated run is not charged again"
 
 
 def request_from(options: Mapping[str, Any]) -> RunRequest:

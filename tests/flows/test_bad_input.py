@@ -456,6 +456,18 @@ def test_a_budget_that_is_exceeded_is_refused_before_anything_is_chosen_for_the_
     assert list((home / "private/results").iterdir()) == []
 
 
+def test_a_charge_that_just_fits_does_not_look_larger_than_its_budget(request_of, home):
+    """delta=0.00175 was announced as charged of a budget of 0.00174065, which was the very same number."""
+    from understudy.flows.commands.run import price
+    from understudy.runs.registration import registered
+
+    plan = registered(request_of(delta=0.00174065, epsilon=3.0, budget=None), "conditional-generation")
+    assert plan.budget.delta == plan.delta
+    said = price(plan, is_charged=False, accepts_new=False)
+    assert "delta=0.00175 for one example" in said
+    assert "of a budget of 3, 0.00175;" in said
+
+
 def test_a_charged_run_is_not_refused_for_the_budget_that_it_used_up(request_of, home):
     """With --accept-new-charge it was, though a run that pays for itself goes on under its own charge."""
     from understudy.flows.commands.run import price
