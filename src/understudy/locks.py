@@ -98,14 +98,13 @@ def locked_folder(folder: Path, *, made: int | None = None) -> Iterator[None]:
             if made is None:
                 raise
             continue
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if is_current(descriptor, folder):
-            break
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_current(descriptor, folder):
+                yield
+                return
+        finally:
+            os.close(descriptor)
 
 
 def is_current(descriptor: int, path: Path) -> bool:
