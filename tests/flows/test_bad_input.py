@@ -346,7 +346,8 @@ def test_evaluate_refuses_a_path_that_no_file_can_have(option, call, tmp_path, d
 @pytest.mark.parametrize("option", ["synthetic", "real", "test"])
 def test_evaluate_says_which_table_has_no_labels_and_that_it_needs_them(option, call, tmp_path, data):
     pairs = write(tmp_path, {"instruction": ["a fine text"], "response": ["zibby"]})
-    given = {"synthetic": data, "real": data, "test": data} | {option: pairs}
+    test = shutil.copy(data, tmp_path / "test.parquet")
+    given = {"synthetic": data, "real": data, "test": test} | {option: pairs}
     code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
     assert (code, said.count("\n")) == (2, 1), said
     assert f"--{option} {pairs}: " in said
