@@ -5,16 +5,10 @@ import copy
 import pytest
 import torch
 from opacus.grad_sample import GradSampleModule
+from random_models import random_model
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
@@ -73,12 +67,8 @@ def adapted(model, *, seed=1):
 
 
 def opt(**more):
-    config = OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=32, word_embed_proj_dim=16, pad_token_id=PAD, dropout=0.0, attention_dropout=0.0,
-        **more,
-    )  # fmt: skip
-    return seeded(OPTForCausalLM, config)
+    sizes = {"vocabulary": VOCABULARY, "width": 16, "word_embed_proj_dim": 16, "positions": 32}
+    return seeded(lambda _: random_model("opt", **sizes, **more), None)
 
 
 MODELS = {
