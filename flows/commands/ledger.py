@@ -163,7 +163,7 @@ def _left(total: float, used: float) -> float:
 
 def ledger_accept_loss(*, as_json: bool) -> None:
     """`understudy ledger accept-loss`."""
-    from understudy.privacy.ledger.ledger import accept_ledger_loss
+    from understudy.privacy.ledger.upkeep import accept_ledger_loss
 
     show(dict(accept_ledger_loss()), as_json=as_json, title="loss accepted")
 
@@ -184,6 +184,6 @@ def keys_trust(*, key: str, as_json: bool) -> None:
 
 def secret_rotate(*, as_json: bool) -> None:
     """`understudy secret rotate`."""
-    from understudy.privacy.ledger.ledger import rotate_stored_secret
+    from understudy.privacy.ledger.upkeep import rotate_stored_secret
 
     show({"secret": "replaced", "key_id": rotate_stored_secret()}, as_json=as_json)

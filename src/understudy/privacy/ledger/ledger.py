@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
@@ -36,9 +36,6 @@ from understudy.privacy.ledger.records import (
 )
 from understudy.privacy.ledger.sealed import SealedTables
 
-if TYPE_CHECKING:
-    from understudy.settings import Settings
-
 __all__ = [
     "RENYI_ORDERS",
     "Charge",
@@ -47,8 +44,6 @@ __all__ = [
     "KeyMaterial",
     "Ledger",
     "SourceRecord",
-    "accept_ledger_loss",
-    "rotate_stored_secret",
 ]
 
 
@@ -95,8 +90,11 @@ class Ledger:
         )
 
     @classmethod
-    def open(cls) -> Ledger:
+    def open(cls, *, accept_loss: bool = False) -> Ledger:
         """The ledger of this user's settings, with the secret from the environment or the file `home/secret`.
+
+        Args:
+            accept_loss: see `Ledger`.
 
         Raises:
             ZoneError: in the server zone, which has no business with it.
@@ -105,10 +103,7 @@ class Ledger:
         """
         from understudy.settings import settings
 
-        return cls._open(settings(), accept_loss=False)
-
-    @classmethod
-    def _open(cls, now: Settings, *, accept_loss: bool) -> Ledger:
+        now = settings()
         if now.zone == "server":
             raise ZoneError(
                 "the ledger is in the client zone; this process has UNDERSTUDY_ZONE=server; run this there, or unset "
@@ -442,46 +437,3 @@ class Ledger:
         self._tables.run("rotate", work)
         self._tables.secret = fresh
         return fresh_id
-
-
-def accept_ledger_loss() -> Mapping[str, Any]:
-    """Goes on with what is left of this user's ledger, or founds it anew, and records in it what was lost.
-
-    Returns:
-        The record: `at`, the number of `entries` that the head spoke of (None: it is gone too), how many were `left`.
-
-    Raises:
-        InputError: when nothing was lost.
-        UnderstudyError: when what is left was changed by other means, which cannot be accepted.
-    """
-    from understudy.settings import settings
-
-    return Ledger._open(settings(), accept_loss=True).losses()[-1]
-
-
-def rotate_stored_secret() -> str:
-    """Replaces the secret in the file `home/secret` and gives the new key id; a kill loses nothing.
-
-    The new secret is on the disk before the ledger turns to it, and takes the old one's place afterwards; the
-    next `Ledger.open()` finishes what was interrupted in between.
-
-    Raises:
-        InputError: when the secret comes from the environment, which this process cannot change.
-    """
-    from understudy.locks import locked
-    from understudy.settings import settings
-
-    now = settings()
-    if now.secret is not None:
-        raise InputError(
-            "the secret comes from UNDERSTUDY_SECRET: rotate it with Ledger.open().rotate_secret(new), then "
-            "set UNDERSTUDY_SECRET to the new one"
-        )
-    path = now.home / "secret"
-    with locked(now.home / "secret.lock"):
-        ledger = Ledger.open()
-        new = keys.new_secret()
-        keys.write_secret(keys.pending(path), new)
-        fresh_id = ledger.rotate_secret(new)
-        keys.finish_rotation(path, current=fresh_id)
-    return fresh_id

@@ -15,7 +15,8 @@ from unit.privacy.ledger.ledger_requests import asked, one_sum
 from understudy.errors import InputError, UnderstudyError
 from understudy.privacy.ledger.database import CHARGES, METADATA, open_engine
 from understudy.privacy.ledger.head import EntriesLost, Head
-from understudy.privacy.ledger.ledger import Ledger, SourceRecord, accept_ledger_loss, rotate_stored_secret
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.upkeep import accept_ledger_loss, rotate_stored_secret
 
 SECRET = b"the client zone's secret, for tests"
 OTHER = b"another secret of the client zone, for tests"

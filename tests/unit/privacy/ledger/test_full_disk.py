@@ -9,7 +9,8 @@ from unit.privacy.ledger.ledger_requests import asked
 
 from understudy.errors import UnderstudyError
 from understudy.privacy.ledger.head import Head
-from understudy.privacy.ledger.ledger import Ledger, SourceRecord, rotate_stored_secret
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.upkeep import rotate_stored_secret
 
 REVIEWS = SourceRecord(name="reviews", unit="example", relation="replace_special", epsilon=1.0, delta=1e-3, n=900)
 ROWS = [hashlib.sha256(str(number).encode()).digest() for number in range(1000)]

@@ -11,7 +11,8 @@ from unit.privacy.ledger.ledger_requests import asked
 from understudy.errors import InputError, UnderstudyError, ZoneError
 from understudy.privacy.ledger import secret as keys
 from understudy.privacy.ledger import stored_secrets
-from understudy.privacy.ledger.ledger import Ledger, SourceRecord, rotate_stored_secret
+from understudy.privacy.ledger.ledger import Ledger, SourceRecord
+from understudy.privacy.ledger.upkeep import rotate_stored_secret
 
 OLD = b"the first secret, 32 bytes or more"
 NEW = b"the second secret, 32 bytes or more"
@@ -238,7 +239,7 @@ else:
         turn(self, new)
         die()
     ledger.Ledger.rotate_secret = turn_and_die
-from understudy.privacy.ledger.ledger import rotate_stored_secret; rotate_stored_secret()
+from understudy.privacy.ledger.upkeep import rotate_stored_secret; rotate_stored_secret()
 """
     process, _ = forked.start(script, moment=moment)
     assert process.wait() == -signal.SIGKILL
