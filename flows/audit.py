@@ -56,8 +56,7 @@ def audit(request: AuditRequest) -> Audited:
         claim = plan.plans["claim"]
         stack.enter_context(unless_purged(claim))
         key = run_key(request, claim.charged, claim.stored_rows[0], plan.canaries)
-        name = f"audit {claim.source} epsilon={claim.epsilon:g}"
-        tracked = stack.enter_context(parent_run(key, name, parameters={"request": request}))
+        tracked = stack.enter_context(parent_run(key, f"audit {claim.source}", parameters={"request": request}))
         add_to_parent(tracked, tags={OUT: str(Path(request.run.out).expanduser().absolute())}, metrics={})
         found: dict[str, ArtifactRef] = {}
         guesses: dict[str, ArtifactRef] = {}

@@ -113,8 +113,7 @@ def paid_run(request: RunRequest, settings: type[C], *code: str) -> Iterator[Pai
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: registered(request, method))
         config = plan.settings(settings)
-        name = f"{method} {plan.source} epsilon={plan.epsilon:g}"
-        tracking = parent_run(plan.key, name, parameters={"request": request, "config": config})
+        tracking = parent_run(plan.key, f"{method} {plan.source}", parameters={"request": request, "config": config})
         with unless_purged(plan), tracking as tracked:
             earlier = {made.id for made in Ledger.open().charges(plan.source)}
             receipt = charge(plan, environment=environment_of(*code), accept_new=request.accept_new_charge)

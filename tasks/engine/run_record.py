@@ -85,8 +85,10 @@ def flatten(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def run_name(name: str, run_key: str) -> str:
     """The name of a flow's run in a list of runs, by which two that were asked for differently are told apart.
 
-    >>> run_name("gradient-matching reviews epsilon=3", "5f0c1e7a" * 8)
-    'gradient-matching reviews epsilon=3 5f0c1e7'
+    It holds no epsilon, which says nothing without its unit, relation, delta and accountant.
+
+    >>> run_name("gradient-matching reviews", "5f0c1e7a" * 8)
+    'gradient-matching reviews 5f0c1e7'
     """
     return f"{name} {run_key[:KEY_SHOWN]}"
 

@@ -35,7 +35,7 @@ def parent_run(run_key: str, name: str, *, parameters: Mapping[str, Any], zone: 
 
     Args:
         run_key: what makes a later flow run the same run, resumed: a digest of the request.
-        name: what the run is: the flow's name, with source and epsilon where it has them. The key's first characters
+        name: what the run is: the flow's name, with its source where it has one. The key's first characters
             follow, which tell runs apart that differ in anything else.
         parameters: public parameters, configs included.
         zone: the zone whose tracking store is used.

@@ -112,7 +112,7 @@ def _is_found_in_mlflow(method, charge, out):
     log = tracking_log.open_log("client")
     made = artifact_in(out)
     (run,) = log.search({"understudy.synthetic": made})
-    assert run.info.run_name == f"{method} {charge.source} epsilon=3 {run.data.tags['understudy.run_key'][:7]}"
+    assert run.info.run_name == f"{method} {charge.source} {run.data.tags['understudy.run_key'][:7]}"
     assert run.data.metrics == {"epsilon": charge.epsilon, "delta": charge.delta}
     promised = {name: run.data.tags.get(f"understudy.{name}") for name in ("unit", "relation", "accountant")}
     assert promised == {"unit": charge.unit, "relation": charge.relation, "accountant": "PLD"}, "what epsilon bounds"
