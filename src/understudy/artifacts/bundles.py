@@ -122,15 +122,25 @@ def unseal(
             f"bundle: expected one of {exchange} with label {label}, found one of {header.exchange} with "
             f"{header.label}: an old bundle, or another run's; it was not opened, run the sender's step again"
         )
-    agreed = receiver.agreement.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(header.one_time)))
     try:
-        key = _key(agreed, header.to_bytes())
+        key = _key(_agreed(receiver, header), header.to_bytes())
         content = ChaCha20Poly1305(key).decrypt(_NONCE, payload, header.to_bytes())
     except InvalidTag:
         raise ZoneError("bundle: the content does not open with this zone's key; have it sealed anew") from None
     files = _split(content, header)
     _take_once(received, header)
     return files
+
+
+def _agreed(receiver: OwnKey, header: Header) -> bytes:
+    """The secret that both zones know."""
+    try:
+        return receiver.agreement.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(header.one_time)))
+    except ValueError:
+        raise ZoneError(
+            f"bundle: expected a one-time key of 64 hexadecimal digits, found {header.one_time[:64]!r}, signed by the "
+            f"{header.sender} zone; have it sealed anew"
+        ) from None
 
 
 def _read(folder: Path, sender: PublicKey) -> tuple[Header, bytes]:

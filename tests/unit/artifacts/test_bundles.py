@@ -1,5 +1,6 @@
 """What crosses between zones: only the right receiver opens it, and only what was sealed for this exchange."""
 
+import hashlib
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from understudy.artifacts.bundles import HEADER, PAYLOAD, seal, unseal
+from understudy.artifacts.manifest import canonical_json
 from understudy.artifacts.zone_keys import OwnKey, own_key, public_key, trust
 from understudy.errors import InputError, ZoneError
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
@@ -119,6 +121,19 @@ def test_a_bundle_for_another_key_is_refused(sealed):
 def test_a_bundle_of_a_stranger_is_refused(sealed):
     with pytest.raises(ZoneError, match="keys trust"):
         opened(sealed(sender=STRANGER))
+
+
+@pytest.mark.parametrize("one_time", ["", "no digits", "ab", "00" * 32])
+def test_a_signed_header_with_no_key_in_it_is_refused(one_time, sealed):
+    folder = sealed()
+    told, payload = json.loads((folder / HEADER).read_bytes()), (folder / PAYLOAD).read_bytes()
+    header = {**told["header"], "one_time": one_time}
+    content = canonical_json([hashlib.sha256(part).hexdigest() for part in (canonical_json(header), payload)])
+    signature = CLIENT.sign(content, purpose="bundle")
+    (folder / HEADER).write_bytes(canonical_json({"header": header, "signature": signature}))
+    with pytest.raises(ZoneError, match="one-time key of 64 hexadecimal digits"):
+        opened(folder)
+    assert not (folder.parent / "received").exists()
 
 
 def test_a_signature_counts_for_its_purpose_only():
