@@ -20,6 +20,7 @@ from understudy.generation.prompts import PromptTable
 from understudy.generation.sampling import backbone
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.models import lora
+from understudy.models.layer_stack import layer_stack
 
 
 class Discriminator(nn.Module):
@@ -147,8 +148,8 @@ def _train_weights(lm: Any, *, config: ConditionalGenerationConfig, rank: int, g
         raise InputError(
             f"train.frozen_layers={config.train.frozen_layers}: expected at most {len(layers)}, all of the model's"
         )
-    if config.train.frozen_layers:
-        layers[-config.train.frozen_layers :].requires_grad_(False)
+    for layer in layers[len(layers) - config.train.frozen_layers :]:
+        layer.requires_grad_(False)
     if not lora.trainable_parameters(adapted):
         raise InputError(
             f"train.frozen_layers={config.train.frozen_layers} leaves nothing to train with rank={rank}: lower it"
@@ -156,18 +157,19 @@ def _train_weights(lm: Any, *, config: ConditionalGenerationConfig, rank: int, g
     return adapted
 
 
-def transformer_layers(lm: Any) -> nn.ModuleList:
+def transformer_layers(lm: Any) -> list[nn.Module]:
     """The stack of transformer blocks.
 
     Raises:
         InputError: The model has none that can be told from its other parts.
     """
-    core = backbone(lm)
-    for name in ("layers", "h"):
-        layers = getattr(core, name, None)
-        if isinstance(layers, nn.ModuleList):
-            return layers
-    raise InputError(f"{type(core).__name__} has no stack of layers: expected a GPT-2 or Llama style model")
+    stack = layer_stack(backbone(lm))
+    if stack is None:
+        raise InputError(
+            f"{type(backbone(lm)).__name__}: expected a transformer with its layers in a list, as GPT-2, Llama and OPT "
+            "have them, found none; choose another model"
+        )
+    return stack.layers
 
 
 def merge_adapters(model: MultitaskModel) -> MultitaskModel:

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -60,8 +61,9 @@ def test_same_charge_same_bytes(run, make_config, name):
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("base", ["llama", "gpt2"])
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    ("name", "base"), [*product(VARIANTS, ["llama", "gpt2"]), ("joint", "opt"), ("naive_filter", "phi")]
+)
 def test_the_signal_alone_moves_every_trained_tensor(run, make_base, make_config, label_names, name, base):
     config = make_config(**VARIANTS[name], train=TWO_STEPS)
     start = build_model(make_base(base).model, label_names=label_names, config=config)
@@ -153,6 +155,26 @@ def test_each_stream_is_noised_where_its_loss_reaches_and_nowhere_else(run, make
         both = {"lm", "discriminator"} if training == "fine-tuning" else {"discriminator"}
         assert {n.split(".")[0] for n in names} == reach.get(stream, both)
         assert mechanism.sensitivity == charged_sensitivity(config.train.clip)
+
+
+@pytest.mark.parametrize(("base", "rank"), [("opt", 2), ("phi", 0), ("phi", 2)])
+def test_a_model_of_another_family_gives_rows_the_gradients_that_each_has_by_itself(run, make_config, base, rank):
+    found = []
+    for rows in (1, 8):
+        queries: list[dict[str, torch.Tensor]] = []
+
+        class Keeper:
+            def observe(self, mechanism, query, draw, queries=queries):
+                if mechanism.kind == "gaussian_sum":
+                    queries.append({name: steps.double() for name, steps in query.items()})
+                return draw()
+
+        small = {"epochs": 0.25, "micro_batch": rows, "frozen_layers": 1}
+        run(make_config(lora={"rank": rank}, train=small, update="joint"), base=base, recorder=Keeper())
+        found.append(torch.cat([steps.flatten() for steps in queries[0].values()]))
+    alone, together = found
+    assert alone.norm() > 0
+    assert (alone - together).norm() < 1e-5 * alone.norm()
 
 
 @pytest.mark.parametrize("averaging", [0.0, 0.9])
