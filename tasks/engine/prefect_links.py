@@ -8,6 +8,7 @@ from pathlib import Path
 from understudy.addresses import public_address
 
 _log = logging.getLogger(__name__)
+_TOLD = "Parameters, metrics and artifacts of this run, and of its tasks below it."
 
 
 @contextmanager
@@ -27,10 +28,10 @@ def link_from_prefect(uri: str, experiment: str, run_id: str) -> None:
     with _shown(f"MLflow run {run_id}"):
         if uri.startswith("http"):
             url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
-            create_link_artifact(link=url, link_text=f"MLflow run {run_id}", key="mlflow-run")
+            create_link_artifact(link=url, link_text=f"MLflow run {run_id}", key="mlflow-run", description=_TOLD)
         else:
             text = f"MLflow run `{run_id}`; to look at it: `mlflow ui --backend-store-uri {uri}`"
-            create_markdown_artifact(markdown=text, key="mlflow-run")
+            create_markdown_artifact(markdown=text, key="mlflow-run", description=_TOLD)
 
 
 def show_statement(file: Path, *, in_short: str) -> None:
