@@ -60,7 +60,8 @@ from understudy.models.adapters import same_weights, take_adapter, with_adapter,
 from understudy.models.attention import implementation
 from understudy.models.loading import LoadedModel, load_model
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Mechanisms, Recorder
+from understudy.privacy.mechanism_call import Recorder
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Queries
 
 Result = dict[str, Any]

@@ -43,7 +43,8 @@ from understudy.methods.knowledge_distillation import evaluation as distillation
 from understudy.methods.preference_optimization import evaluation
 from understudy.privacy.ledger import charges, sources, stored_secrets
 from understudy.privacy.ledger.ledger import Charge, Ledger
-from understudy.privacy.mechanisms import Mechanism, Mechanisms
+from understudy.privacy.mechanism_call import Mechanism
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.queries import Query, queries_from_json
 from understudy.privacy.testing.replay import MechanismsFactory, Observation, ReplayReport, recording, replay_check
 from understudy.runs import units

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.privacy.mechanisms import Mechanism
+from understudy.privacy.mechanism_call import Mechanism
 from understudy.privacy.noise import derive_key, discrete_gaussian
 from understudy.privacy.testing.statistics import Call, noise_faults
 

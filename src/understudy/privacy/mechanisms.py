@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -29,56 +29,21 @@ from understudy.compute import copied_to
 from understudy.errors import UnderstudyError
 from understudy.privacy.grid import MOST_NUMBERS, charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
+from understudy.privacy.mechanism_call import Mechanism, Recorder, Values
 from understudy.privacy.noise import derive_key, discrete_gaussian, query_digest
 from understudy.privacy.permits import check_mask, check_query
+from understudy.privacy.release_log import Note, ReleaseLog
 from understudy.privacy.rounded_gaussian import each_block
 from understudy.privacy.sampling import poisson_mask, poisson_mask_of
 from understudy.privacy.secure_aggregation.aggregation import masked_sum
 from understudy.privacy.secure_aggregation.fixed_point import encode, integer_sensitivity
 from understudy.privacy.secure_aggregation.round import Kind as MessageKind
 from understudy.privacy.secure_aggregation.round import SecureSettings, plan_round
-from understudy.tensor_files import load_tensors, write_tensors_once
 
 if TYPE_CHECKING:
     from understudy.privacy.ledger.records import KeyMaterial
 
-Kind = Literal["poisson", "gaussian_sum", "histogram", "masked_sum"]
-Values = Mapping[str, Tensor]
-Note = Callable[[str, bytes], bytes]
-
 _PURPOSE = re.compile(r"[a-z0-9][a-z0-9_./-]*")
-# Name of the tensor of a release log's file that tells which query it answered.
-_TAG = "release log.tag"
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """What is public about one call of the mechanism interface.
-
-    Attributes:
-        kind: which function.
-        step: logical step; 0 for one-off releases.
-        purpose: names the call within its step.
-        scale: standard deviation of the noise (sigma of the discrete Gaussian); the sampling probability of
-            a mask.
-        sensitivity: L2 distance that one unit may move the query, rounded to the grid, by; 0 for a mask.
-        grid: the step of which query and noise are multiples; 0 for a mask.
-    """
-
-    kind: Kind
-    step: int
-    purpose: str
-    scale: float
-    sensitivity: float
-    grid: float = 0.0
-
-
-class Recorder(Protocol):
-    """Sees every call; may return something else than what `draw` gives (see `replay`)."""
-
-    def observe(self, mechanism: Mechanism, query: Values, draw: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The output to hand to the caller."""
-        ...
 
 
 @dataclass
@@ -203,7 +168,7 @@ class Mechanisms:
         exact: dict[str, Tensor] = {}
         if self.recorder is not None:
             exact = {name: from_steps(value, grid=grid, dtype=torch.float64) for name, value in steps.items()}
-        kept = self._through(call, exact, lambda: self._once(call, draw, self._tag(call, digest)) if once else draw())
+        kept = self._through(call, exact, lambda: self._once(call, draw, digest) if once else draw())
         return {name: copied_to(kept[name], value.device) for name, value in query.items()}
 
     def histogram(self, counts: Tensor, *, sigma: float, purpose: str) -> Tensor:
@@ -236,8 +201,7 @@ class Mechanisms:
             noise = discrete_gaussian(self._key(call, digest), len(counts), scale=sigma)
             return {"counts": query["counts"] + torch.as_tensor(noise, dtype=torch.int64)}
 
-        tag = self._tag(call, digest)
-        return self._through(call, query, lambda: self._once(call, draw, tag, answers_later=True))["counts"]
+        return self._through(call, query, lambda: self._once(call, draw, digest, answers_later=True))["counts"]
 
     def masked_sum(
         self,
@@ -296,7 +260,7 @@ class Mechanisms:
         if self.recorder is not None:
             counted = (encode(vectors[i].numpy(), bits=settings.bits) for i in answering if participating[i])
             query = {"sum": torch.from_numpy(sum(counted, start=np.zeros(d, np.int64)) / unit)}
-        return self._through(call, query, lambda: self._once(call, draw, self._tag(call, digest)))["sum"]
+        return self._through(call, query, lambda: self._once(call, draw, digest))["sum"]
 
     def _check_paid(self, call: Mechanism, **asked: float) -> None:
         """Refuse, before anything is drawn, a query that the charge did not pay for."""
@@ -335,39 +299,13 @@ class Mechanisms:
         return hashlib.sha256(b"understudy/release log/1" + self._key(call, digest)).digest()
 
     def _once(
-        self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], tag: bytes, *, answers_later: bool = False
+        self, call: Mechanism, draw: Callable[[], dict[str, Tensor]], digest: bytes, *, answers_later: bool = False
     ) -> dict[str, Tensor]:
-        """The released value from the release log, drawn and written first where it is not there yet.
-
-        Args:
-            call: which release.
-            draw: makes it.
-            tag: of the query.
-            answers_later: whether the first release answers every later query, whatever it is about.
-        """
+        """The released value from the release log; see `ReleaseLog.once`."""
         if self.release_log is None:
             return draw()
-        name = f"{call.kind}.{call.step}.{call.purpose.replace('/', '+')}"
-        path = self.release_log / f"{name}.safetensors"
-        if not path.exists():
-            # Another machine may have asked another query, and has the release log.
-            if self.note is not None and self.note(name, tag) != tag:
-                raise self._released_before(call)
-            tagged = {} if answers_later else {_TAG: torch.tensor(list(tag), dtype=torch.uint8, device="cpu")}
-            write_tensors_once(path, draw() | tagged)
-        kept = load_tensors(path)
-        found = kept.pop(_TAG, None)
-        if not answers_later and (found is None or bytes(found.tolist()) != tag):
-            raise self._released_before(call)
-        return kept
-
-    def _released_before(self, call: Mechanism) -> UnderstudyError:
-        return UnderstudyError(
-            f"charge {self.material.charge_id} has released {call.kind} step={call.step}, purpose={call.purpose!r} "
-            "for other inputs, so noise for those of now would be a second release that nobody paid for. What led "
-            "to them has changed: another version, a lost cache, or an endpoint that does not repeat itself. "
-            "Restore it, or start a new run, charged anew, with another --set public_seed=..."
-        )
+        log = ReleaseLog(self.release_log, self.material.charge_id, self.note)
+        return log.once(call, draw, tag=self._tag(call, digest), answers_later=answers_later)
 
 
 # Set by `replay.recording` alone: no setting and no variable of the environment reaches it.

@@ -13,7 +13,8 @@ from understudy.privacy import mechanisms
 from understudy.privacy.grid import charged_sensitivity, grid_of
 from understudy.privacy.grid_sum import from_steps, to_steps
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Mechanism, Mechanisms
+from understudy.privacy.mechanism_call import Mechanism
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.noise import derive_key
 from understudy.privacy.queries import Query
 from understudy.privacy.rounded_gaussian import BLOCK, rounded_gaussian

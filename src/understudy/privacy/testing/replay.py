@@ -26,7 +26,8 @@ from torch import Tensor
 from understudy.errors import UnderstudyError
 from understudy.privacy import mechanisms as mechanisms_module
 from understudy.privacy.ledger.records import KeyMaterial
-from understudy.privacy.mechanisms import Mechanism, Mechanisms, Values
+from understudy.privacy.mechanism_call import Mechanism, Values
+from understudy.privacy.mechanisms import Mechanisms
 from understudy.privacy.testing.statistics import Call, mask_faults, noise_faults
 
 Data = TypeVar("Data")

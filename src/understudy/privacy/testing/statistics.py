@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from understudy.privacy.mechanisms import Mechanism
+from understudy.privacy.mechanism_call import Mechanism
 
 Array = NDArray[np.float64]
 

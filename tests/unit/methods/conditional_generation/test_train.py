@@ -15,7 +15,7 @@ from understudy.methods.conditional_generation.train import fit
 from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.lora import trainable_parameters
 from understudy.privacy.grid import charged_sensitivity
-from understudy.privacy.mechanisms import Mechanism
+from understudy.privacy.mechanism_call import Mechanism
 
 # Of each training, with a batch of 10 of 40 rows.
 TWO_STEPS = {"epochs": 0.5}
