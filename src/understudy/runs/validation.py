@@ -26,6 +26,7 @@ from understudy.privacy.ledger.records import Charge, disjoint_sources
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
+from understudy.runs.comparisons.compared_before import with_comparisons
 from understudy.runs.configuration import configure, profile_named
 from understudy.runs.earlier_charges import paid_before
 from understudy.runs.earlier_releases import earlier_releases, note_of
@@ -265,7 +266,7 @@ def _plan(
         config=asked.config,
         charged=asked.charged,
         given=asked.given,
-        description=asked.description,
+        description=with_comparisons(asked.description, asked.key),
         report_facts=chosen.report.facts(asked.config),
         releases=chosen.charge.releases,
         sections=chosen.report.sections,
