@@ -136,7 +136,7 @@ def statement_facts(
             "n": run.n,
             **({"label list": list(run.label_names)} if run.label_names else {}),
             **facts.declared_public,
-            "held-out rule": hold_out_note(run.rows, run.n),
+            "held-out rule": hold_out_note(run.rows, run.n, has_test=run.has_test),
         },
         pretrained_models=(
             PretrainedModel(name=run.model_name, digest=run.model_digest),

@@ -136,7 +136,8 @@ def validate(
     apart = disjoint_sources(request.source, sources)
     inherited = earlier_releases(named_files, disjoint={name: _charge_ids(ledger, name) for name in apart})
     notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
-    plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update={"inherited": inherited})
+    of_request = {"inherited": inherited, "has_test": request.test is not None}
+    plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update=of_request)
     is_charged = bool(asked.charges)
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
