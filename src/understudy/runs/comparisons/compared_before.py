@@ -1,13 +1,12 @@
 """Which charges were made for runs that were compared, so that every statement under such a charge says so.
 
 Whoever compares runs on real rows and then repeats the best of them, with more samples or for another folder, goes on
-under its charge. One small file for each charge, in the private root; it holds public values only.
+under its charge. An empty file for each charge and comparison, in the private root; its name is public.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection
 from pathlib import Path
 
@@ -24,8 +23,7 @@ def note_comparison(keys: Collection[str], *, runs: int) -> None:
         runs: how many are compared.
     """
     for key in keys:
-        if (known := _noted(key)) != (sizes := sorted({*known, runs})):
-            write_atomically(_place(key), json.dumps(sizes).encode())
+        write_atomically(_root() / f"{_name(key)}-{runs}", b"")
 
 
 def with_comparisons(description: Description, key: str, *runs: int) -> Description:
@@ -51,13 +49,13 @@ def _in_words(runs: int) -> str:
 
 
 def _noted(key: str) -> list[int]:
-    """Sizes of the comparisons that a charge was made for; a damaged file says nothing."""
-    try:
-        return [int(size) for size in json.loads(_place(key).read_bytes())]
-    except (FileNotFoundError, ValueError, TypeError):
-        return []
+    """Sizes of the comparisons that a charge was made for."""
+    return [int(path.name.rpartition("-")[2]) for path in _root().glob(f"{_name(key)}-*")]
 
 
-def _place(key: str) -> Path:
-    name = hashlib.sha256(key.encode()).hexdigest()[:32]
-    return private_directory(settings().private_root / "compared") / f"{name}.json"
+def _name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _root() -> Path:
+    return private_directory(settings().private_root / "compared")
