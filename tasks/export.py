@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,7 @@ def statement_facts(
             "n": run.n,
             **({"label list": list(run.label_names)} if run.label_names else {}),
             **facts.declared_public,
-            "held-out rule": hold_out_note(run.rows, run.n),
+            "held-out rule": hold_out_note(run.rows, run.n, has_test=run.has_test),
         },
         pretrained_models=(
             PretrainedModel(name=run.model_name, digest=run.model_digest),
@@ -191,14 +191,13 @@ def _write_report(
     )
 
 
-def budget_use(source: SourceRecord, costs: Sequence[Cost], paid: Charge) -> BudgetUse:
-    """What a run took of its source's budget: by how much all charges cost more than those beside its own.
+def budget_use(source: SourceRecord, costs: Mapping[str, Cost], paid: Charge) -> BudgetUse:
+    """What a run took of its source's budget: by how much all charges, by id, cost more than those beside its own.
 
     That is its epsilon where epsilons add up, and less where Renyi bounds do.
     """
-    own = (paid.epsilon, paid.delta) if paid.kind == "counted" else None
-    place = next((place for place, cost in enumerate(costs) if (cost.epsilon, cost.delta) == own), len(costs))
-    before, whole = spent(source, [*costs[:place], *costs[place + 1 :]]), spent(source, costs)
+    others = [cost for charge, cost in costs.items() if charge != paid.id]
+    before, whole = spent(source, others), spent(source, [*costs.values()])
     epsilon, delta = (max(after - earlier, 0.0) for earlier, after in zip(before, whole, strict=True))
     return BudgetUse(
         epsilon=source.epsilon,

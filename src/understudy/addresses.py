@@ -54,9 +54,11 @@ def ledger_address(given: str) -> str:
     """The URL of the ledger. A relative path would be another ledger in each folder, with every budget unspent.
 
     Raises:
-        ValueError: it is none, or holds a relative path.
+        ValueError: it is none, holds a relative path, or a path with a question mark, which ends the name of the file.
     """
     kind, _, path = given.partition(":///")
+    if kind.startswith("sqlite") and "/" in path.partition("?")[2]:
+        raise ValueError("expected the path of a file without a question mark, where a URL ends; name another folder")
     if "://" not in given or (kind.startswith("sqlite") and not os.path.isabs(path)):
         raise ValueError(
             "expected sqlite:////ABSOLUTE/FILE or postgresql://..., found something else or a relative path"

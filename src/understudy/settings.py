@@ -125,6 +125,17 @@ class Settings(BaseSettings):
     def _absolute(cls, value: Path) -> Path:
         return Path(os.path.abspath(value.expanduser()))
 
+    @field_validator("home", mode="after")
+    @classmethod
+    def _without_question_mark(cls, value: Path) -> Path:
+        # The databases in it are named by URLs, of which this would begin the query: they would lie beside the home.
+        if "?" in str(value):
+            raise ValueError(
+                "expected a path without a question mark, where the URLs of the ledger and other databases in it would "
+                "end, found one; rename the folder, or name another"
+            )
+        return value
+
     @field_validator("exchange", mode="after")
     @classmethod
     def _exchange(cls, value: str) -> str:

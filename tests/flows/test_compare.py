@@ -205,6 +205,29 @@ REFUSED = {
 }
 
 
+def test_a_statement_under_the_charge_of_a_comparison_says_so_once_wherever_the_run_is_repeated(
+    methods, words, call, tmp_path, prefect_server, data
+):
+    """Whoever repeats the best of several runs has chosen it by real rows."""
+    compared = words("bag-of-words", out="compared", budget="20,1e-3")
+    alone = ("run", "bag-of-words", "--data", data, "--source", "ward")
+    alone += ("--label-names", "bad,good", "--delta", 1e-4, "--samples", 20, "--set", "public_seed=1")
+
+    def choices(export: Path) -> str:
+        return json.loads((export / "statement.json").read_text())["choices"]
+
+    assert call(*compared)[0] == 0
+    charges = Ledger.open().charges("ward")
+    assert call(*alone, "--epsilon", 8, "--out", tmp_path / "best")[0] == 0
+    assert Ledger.open().charges("ward") == charges
+    shutil.rmtree(tmp_path / "compared")
+    assert call(*compared)[0] == 0
+    for export in (tmp_path / "best/export", *tmp_path.glob("compared/*/export")):
+        assert choices(export).count("one of 4 runs") == 1, choices(export)
+    assert call(*alone, "--epsilon", 2, "--out", tmp_path / "another")[0] == 0
+    assert "runs that were fixed" not in choices(tmp_path / "another/export")
+
+
 @pytest.mark.parametrize("message", REFUSED)
 def test_bad_input_is_refused_in_one_line_before_anything_is_registered(message, methods, words, call, tmp_path):
     import re

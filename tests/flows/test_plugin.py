@@ -64,6 +64,21 @@ def test_an_installed_method_is_run_charged_stated_reported_and_traced(
     assert ("Token counts" in page) == (method == "bag-of-words")
 
 
+def test_a_statement_says_that_rows_are_held_out_only_where_they_are(on_path, prefect_server, in_home, call, tmp_path):
+    """With --test every row is trained on: that one in ten is not would promise more than holds."""
+    words = ("run", "bag-of-words", *RUNS["bag-of-words"], "--epsilon", 3)
+    rules = {}
+    with in_home(tmp_path / "home"):
+        for name, measured in {"split": (), "apart": ("--test", "sample:reviews-test")}.items():
+            code, said = call(*words, *measured, "--out", tmp_path / name)
+            assert code == 0, said
+            statement = json.loads((tmp_path / name / "export/statement.json").read_text())
+            rules[name] = statement["declared_public"]["held-out rule"]
+            assert f"note: {rules[name]}" in said
+    assert rules["split"].startswith("one row of every ten is held out")
+    assert rules["apart"].startswith("no row is held out")
+
+
 def test_a_run_without_noise_says_nothing_of_how_many_rows_it_made(on_path, prefect_server, in_home, call, tmp_path):
     """Nothing is told of a private output; `rows none` read as if it had none."""
     words = ("run", "bag-of-words", *RUNS["bag-of-words"], "--epsilon", "inf", "--out", tmp_path / "out")

@@ -59,6 +59,21 @@ def test_empty_open_home_is_closed(tmp_path, monkeypatch):
     assert mode(empty) == 0o700
 
 
+def test_a_home_in_a_path_that_a_url_cannot_name_is_refused(tmp_path, monkeypatch):
+    """SQLite would be told the path up to the question mark, and the ledger would lie outside of the home."""
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "what?" / "home"))
+    with pytest.raises(InputError, match=r"^UNDERSTUDY_HOME: .*question mark.*rename") as refused:
+        settings()
+    assert "UNDERSTUDY_LEDGER_URL" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", f"sqlite:///{tmp_path}/what?/ledger.db")
+    with pytest.raises(InputError, match=r"^UNDERSTUDY_LEDGER_URL: .*question mark"):
+        settings()
+    monkeypatch.setenv("UNDERSTUDY_LEDGER_URL", f"sqlite:///{tmp_path}/ledger.db?timeout=9")
+    assert settings().ledger_url.endswith("?timeout=9")
+
+
 def test_home_that_cannot_be_a_directory(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("x")
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "file" / "home"))

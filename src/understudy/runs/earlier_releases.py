@@ -113,7 +113,8 @@ def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
     path = Path(os.path.realpath(Path(place).expanduser()))
     if not os.path.exists(path):  # a sample, a named model
         return (), False
-    stated, heuristic = _stated(setting, place)
+    statement = statement_of(place)
+    stated, heuristic = _stated(setting, place, statement)
     folders = [folder for folder in (path, *path.parents) if os.path.isfile(folder / MANIFEST)]
     labelled = {one.charge_id for each in folders for one in _by_label(each)}
     if unsaid := labelled - {one.charge_id for one in stated}:
@@ -128,7 +129,20 @@ def _promised(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
             f"{released}, which was released, and no {STATEMENT}, so that its promise could not be added; copy that "
             "file beside it, or name a table in export/ of the run"
         )
+    if stated and (released := _unlisted(path, statement)):
+        raise InputError(
+            f"{setting}={place}: expected the privacy statement of its run beside it, found a table that was made of "
+            f"{released} and the {STATEMENT} of another release, whose promise is not the table's; name the table "
+            "where its own statement is"
+        )
     return stated, heuristic
+
+
+def _unlisted(path: Path, statement: Mapping[str, Any]) -> str:
+    """The id of what a table was made of, where the statement that it lies beside does not list that, or ""."""
+    named = named_in(path, RELEASED) if path.is_file() else None
+    listed = [str(said).rpartition(" ")[2] for said in statement.get("released") or ()]
+    return "" if named is None or named in listed else named
 
 
 def _release_of(path: Path) -> str:
@@ -137,9 +151,8 @@ def _release_of(path: Path) -> str:
     return named if named and CONTENT_ID.fullmatch(named) else ""
 
 
-def _stated(setting: str, place: str) -> tuple[tuple[Guarantee, ...], bool]:
+def _stated(setting: str, place: str, statement: Mapping[str, Any]) -> tuple[tuple[Guarantee, ...], bool]:
     """What the statement of an export promises, and what those promised that its run built on."""
-    statement = statement_of(place)
     if not statement:
         return (), False
     try:

@@ -24,7 +24,7 @@ from understudy.progress import Progress
 from understudy.quantities import Count, CountOrZero
 from understudy.reporting.kinds import told_of_another_kind
 from understudy.runs.file_origin import RELEASED, named_in, with_origin
-from understudy.runs.folders import RUN_FILE, STATEMENT, SYNTHETIC
+from understudy.runs.folders import RUN_FILE, STATEMENT, SYNTHETIC, check_outside_of_runs
 from understudy.runs.placement import EXPORT, INTERNAL
 
 # Streams of the run's own draw are named by its public seed; further draws start at a seed of their own.
@@ -50,7 +50,8 @@ def generate_more(
 
     Raises:
         InputError: when a number is out of bounds, nothing was exported, the method releases nothing to draw from, or
-            the file exists, is no Parquet file by its name or cannot be written.
+            the file exists, is no Parquet file by its name, cannot be written or would lie in the folder of another
+            run.
     """
     _check_number("samples", samples, Count)
     _check_number("draw", draw, CountOrZero)
@@ -81,6 +82,8 @@ def generate_more(
         )
     path = out or folder / f"synthetic-{samples}-{draw}.parquet"
     _check_writable(path)
+    if not path.parent.samefile(folder):  # beside the statement of another run they would pass for that one's
+        check_outside_of_runs(path.parent, path)
     released = _released_by(folder, record)
     further: Callable[[FurtherDraw], pa.Table] = load(method.generate)
     asked = FurtherDraw(folder, record, samples=samples, seed_step=draw * _SEED_STEP, progress=progress)

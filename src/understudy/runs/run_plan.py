@@ -47,6 +47,7 @@ class RunPlan(BaseModel):
     labels_from_data: bool = Field(
         default=False, description="The label list was read from private rows and is published without any guarantee."
     )
+    has_test: bool = Field(default=False, description="Rows of their own are measured on, so that none is held out.")
     epsilon: float
     delta: float
     config: SerializeAsAny[BaseModel] = Field(description="The method's settings, with the base model's digest.")

@@ -91,11 +91,9 @@ def load_and_split(
     if request.test is not None:
         test = _rows_to_measure_on(request, kind, whole, names)
         held = pa.array([False] * whole.num_rows)
-        split_note = f"utility is measured on the {NOUNS[kind]}s of --test"
     else:
         held = held_out(whole, identifiers, kind, found=found, units=units, keyed_hash=keyed_hash)
         test = _present(whole.filter(held))
-        split_note = hold_out_note(kind, units)
     _check_not_empty(test)
     train = slotted(whole, held, units) if identifiers is None else by_id(whole, held, keyed_hash)
     _check_trained(train, kind)
@@ -106,7 +104,7 @@ def load_and_split(
         units=units,
         label_names=label_names,
         labels_from_data=kind == "labelled" and _reads_labels(request, known),
-        notes=(*notes, *counted, split_note),
+        notes=(*notes, *counted, hold_out_note(kind, units, has_test=request.test is not None)),
     )
 
 

@@ -26,9 +26,17 @@ HELD_OUT_CLIENTS: Final = 8
 NOUNS: Final[dict[RowKind, str]] = {"labelled": "row", "texts": "row", "clients": "client", "instructions": "row"}
 
 
-def hold_out_note(kind: RowKind, units: int) -> str:
-    """Which units are measured on, in words; public."""
+def hold_out_note(kind: RowKind, units: int, *, has_test: bool) -> str:
+    """Which units are measured on, in words; public.
+
+    Args:
+        kind: of the rows.
+        units: declared number of them.
+        has_test: whether --test names what is measured on, so that nothing is held out.
+    """
     noun = NOUNS[kind]
+    if has_test:
+        return f"no {noun} is held out: utility is measured on the {noun}s of --test"
     if kind == "clients":
         return (
             f"{_client_share(units):.0%} of clients, in the mean, are held out to measure utility, not trained on: a "

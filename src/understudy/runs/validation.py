@@ -26,6 +26,7 @@ from understudy.privacy.ledger.records import Charge, disjoint_sources
 from understudy.privacy.queries import check_epsilon_of, queries_to_json
 from understudy.runs import finished_plans, public_tables
 from understudy.runs.checks.before_charge import before_charge
+from understudy.runs.comparisons.compared_before import with_comparisons
 from understudy.runs.configuration import configure, profile_named
 from understudy.runs.earlier_charges import paid_before
 from understudy.runs.earlier_releases import earlier_releases, note_of
@@ -135,7 +136,8 @@ def validate(
     apart = disjoint_sources(request.source, sources)
     inherited = earlier_releases(named_files, disjoint={name: _charge_ids(ledger, name) for name in apart})
     notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
-    plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update={"inherited": inherited})
+    of_request = {"inherited": inherited, "has_test": request.test is not None}
+    plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update=of_request)
     is_charged = bool(asked.charges)
     if not is_charged:
         # Of a run that is charged, only its flow sees whether --accept-new-charge charges it anew; the ledger checks.
@@ -265,7 +267,7 @@ def _plan(
         config=asked.config,
         charged=asked.charged,
         given=asked.given,
-        description=asked.description,
+        description=with_comparisons(asked.description, asked.key),
         report_facts=chosen.report.facts(asked.config),
         releases=chosen.charge.releases,
         sections=chosen.report.sections,

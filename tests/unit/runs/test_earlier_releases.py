@@ -21,7 +21,10 @@ def guarantee(charge, epsilon=2.0):
 
 
 def write_statement(folder, own, inherited=(), verdict="proven under assumptions"):
-    facts = own.model_dump() | {"ledger_entries": [{"id": own.charge_id}], "released": ["the model f00d", "any texts"]}
+    facts = own.model_dump() | {
+        "ledger_entries": [{"id": own.charge_id}],
+        "released": [f"the model {'f' * 64}", "any texts"],
+    }
     facts |= {"verdict": verdict}
     (folder / "model").mkdir(parents=True)
     (folder / "synthetic.parquet").touch()
@@ -131,6 +134,17 @@ def test_texts_of_a_release_are_known_wherever_generate_or_a_copy_put_them(tmp_p
     pq.write_table(pa.table({"text": ["public"]}), file)
     (file.parent / "statement.json").unlink()
     assert earlier_releases(named) == ()
+
+
+def test_texts_of_one_release_beside_the_statement_of_another_are_refused(tmp_path):
+    """Counted by that statement, they would cost what another release promised, perhaps to other rows."""
+    write_statement(tmp_path / "export", guarantee("other", 0.5))
+    further = tmp_path / "export" / "further.parquet"
+    pq.write_table(with_origin(pa.table({"text": ["drawn"]}), {RELEASED: "a" * 64}), further)
+    with pytest.raises(InputError, match=r"^seeds=.*made of a{64} and the statement\.json of another release.*its own"):
+        earlier_releases({"seeds": str(further)})
+    pq.write_table(with_origin(pa.table({"text": ["drawn"]}), {RELEASED: "f" * 64}), further)
+    assert [one.guarantees for one in earlier_releases({"seeds": str(further)})] == [(guarantee("other", 0.5),)]
 
 
 def test_what_lies_in_another_folder_below_an_export_is_not_of_it(tmp_path):

@@ -139,6 +139,21 @@ def test_texts_are_not_put_into_the_export_of_a_run_that_took_the_folder_over_me
     assert not list(exported.glob("export/synthetic-*"))
 
 
+@pytest.mark.parametrize("place", ["export", "internal", "."])
+def test_texts_are_not_put_into_the_folder_of_another_run(exported, monkeypatch, tmp_path, tmp_path_factory, place):
+    """There they would be handed over under a statement that is not theirs."""
+    monkeypatch.setattr(further_texts, "load", lambda _: lambda _: pa.table({"text": ["a"]}))
+    other = tmp_path / "other"
+    for name in ("export/statement.json", "internal/run.json"):
+        (other / name).parent.mkdir(parents=True)
+        (other / name).write_text("{}")
+    with pytest.raises(InputError, match=r"more\.parquet: .*the one of a run, \S*other.*outside"):
+        generate_more(exported, samples=2, out=other / place / "more.parquet")
+    assert not list(other.rglob("*.parquet"))
+    for allowed in (exported / "export", tmp_path_factory.mktemp("elsewhere")):
+        assert generate_more(exported, samples=2, out=allowed / "more.parquet") == (allowed / "more.parquet", 1)
+
+
 def test_a_full_disk_is_told_with_the_file_and_leaves_none(exported, monkeypatch):
     table = pa.table({"text": [str(number) for number in range(9000)]})
     monkeypatch.setattr(further_texts, "load", lambda _: lambda _: table)

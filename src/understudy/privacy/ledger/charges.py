@@ -35,7 +35,7 @@ def reserve(
     queries.check_fits_source(source, request)
     cost = queries.cost(source, request)
     if request.counted:
-        admit(source, queries.costs(connection, source.name), cost)
+        admit(source, [*queries.costs(connection, source.name).values()], cost)
     charge = Charge(
         **request.model_dump(),
         id=secrets.token_hex(12),

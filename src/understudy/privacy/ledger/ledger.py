@@ -175,12 +175,12 @@ class Ledger:
         """
         return self._tables.run(
             "spent",
-            lambda connection: spent(queries.get_source(connection, name), queries.costs(connection, name)),
+            lambda connection: spent(queries.get_source(connection, name), [*queries.costs(connection, name).values()]),
         )
 
-    def costs(self, name: str) -> tuple[Cost, ...]:
-        """What each counted charge of a source costs; none of a source that there is not."""
-        return self._tables.run("costs", lambda connection: tuple(queries.costs(connection, name)))
+    def costs(self, name: str) -> Mapping[str, Cost]:
+        """Id -> cost of each counted charge of a source; none of a source that there is not."""
+        return self._tables.run("costs", lambda connection: queries.costs(connection, name))
 
     def check_rows(self, name: str, row_digests: Sequence[bytes], client_digests: Sequence[bytes] = ()) -> None:
         """Refuses rows and clients that `register_rows` would refuse, and notes nothing; the source need not exist yet.

@@ -86,11 +86,12 @@ def latest(connection: sa.Connection, request_key: str) -> sa.Row[Any] | None:
     return connection.execute(query.order_by(CHARGES.c.attempt.desc()).limit(1)).first()
 
 
-def costs(connection: sa.Connection, name: str) -> list[Cost]:
-    """What each counted charge of a source costs, reserved or released."""
-    query = sa.select(CHARGES.c.epsilon, CHARGES.c.delta, CHARGES.c.renyi_curve, CHARGES.c.queries)
+def costs(connection: sa.Connection, name: str) -> dict[str, Cost]:
+    """Id -> cost of each counted charge of a source, reserved or released."""
+    query = sa.select(CHARGES.c.id, CHARGES.c.epsilon, CHARGES.c.delta, CHARGES.c.renyi_curve, CHARGES.c.queries)
     query = query.where(CHARGES.c.source == name, CHARGES.c.kind == "counted")
-    return [_cost(e, d, tuple(json.loads(curve)), asked) for e, d, curve, asked in connection.execute(query)]
+    rows = connection.execute(query)
+    return {charge: _cost(e, d, tuple(json.loads(curve)), asked) for charge, e, d, curve, asked in rows}
 
 
 def cost(source: SourceRecord, request: ChargeRequest) -> Cost:

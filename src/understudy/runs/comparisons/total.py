@@ -130,7 +130,7 @@ def check_total(
     """
     if not costs:
         return
-    earlier = ledger.costs(record.name)
+    earlier = [*ledger.costs(record.name).values()]
     epsilon, delta = sum_of(record, costs)
     # Sums are compared as one; bounds of Renyi are added by the filter itself, charge after charge.
     whole = [Cost(epsilon, delta)] if record.composition == "sum" else list(costs)

@@ -18,6 +18,7 @@ from understudy.methods.method import Protected
 from understudy.privacy.ledger.ledger import Ledger, SourceRecord
 from understudy.reporting.comparison import is_comparison
 from understudy.runs.comparisons.cells import cells_of
+from understudy.runs.comparisons.compared_before import note_comparison, with_comparisons
 from understudy.runs.comparisons.request import Cell, CompareRequest
 from understudy.runs.comparisons.total import (
     check_early,
@@ -144,7 +145,7 @@ def validate_comparison(request: CompareRequest) -> ValidatedComparison:
     new = not any(run.is_charged for run in runs)
     comparison = Comparison(
         request=request,
-        runs=tuple(replace(run, plan=_as_one_of(run.plan, budget, len(runs))) for run in runs),
+        runs=tuple(replace(run, plan=_as_one_of(run, budget, len(runs))) for run in runs),
         budget=budget,
         spent=(0.0, 0.0) if known is None else ledger.spent(record.name),
         charges=len(asked),
@@ -169,6 +170,8 @@ def register_comparison(checked: ValidatedComparison) -> Comparison:
     comparison = checked.comparison
     Path(comparison.request.run.out).expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     plans = [register(one) for one in checked.validated]
+    if len(comparison.runs) > 1:
+        note_comparison({run.charge for run in comparison.runs}, runs=len(comparison.runs))
     runs = tuple(replace(run, plan=plan) for run, plan in zip(comparison.runs, plans, strict=True))
     return replace(comparison, runs=runs)
 
@@ -283,14 +286,11 @@ def _planned(ledger: Ledger, cell: Cell, one: Validated) -> PlannedRun:
     )
 
 
-def _as_one_of(plan: RunPlan, budget: Budget, count: int) -> RunPlan:
+def _as_one_of(run: PlannedRun, budget: Budget, count: int) -> RunPlan:
     """The plan of a run among several, whose statement says that there are others."""
-    choices = (
-        f"{plan.description.choices} This is one of {count} runs that were fixed in advance and compared on real rows: "
-        "whoever chooses among them by these figures tells something of the rows that no epsilon covers."
-    )
-    said = plan.description.model_copy(update={"choices": choices} if count > 1 else {})
-    return plan.model_copy(update={"budget": budget, "description": said})
+    others = (count,) if count > 1 else ()
+    said = with_comparisons(run.plan.description, run.charge, *others)
+    return run.plan.model_copy(update={"budget": budget, "description": said})
 
 
 def _to_charge(runs: Sequence[PlannedRun], *, accepts_new: bool) -> list[RunPlan]:
