@@ -27,25 +27,47 @@ def charged_settings(config: ConditionalGenerationConfig) -> ConditionalGenerati
     """The settings that private rows meet: generation, filtering and sizes at their defaults (ADR 0005).
 
     The training task receives this object and nothing more, so asking for more samples or stronger steering
-    charges nothing.
+    charges nothing. What the variant does not read is at its default too: another value would be paid for and
+    change nothing.
     """
     plain = ConditionalGenerationConfig(profile=config.profile)
     looks = config.class_sizes == "as_in_data"
-    # No row meets the settings of a training that does not take place.
-    unused = () if config.trains else ("update", "lora", "discriminator", "train")
-    share = config.selection.share if config.trains else plain.selection.share
+    means = config.selects and config.trains
     return config.model_copy(
         update={
-            **{name: getattr(plain, name) for name in unused},
+            **_trained_with(config, plain),
             "generate": plain.generate,
-            "filter": plain.filter.model_copy(update={"lora_rank": config.filter.lora_rank}),
             "samples": plain.samples,
             "class_sizes": "as_in_data" if looks else "balanced",
+            "class_sizes_share": config.class_sizes_share if looks else plain.class_sizes_share,
             # How many are drawn is post-processing; whether the means are asked for is not.
-            "selection": SelectionConfig(draws=min(config.selection.draws, 2), share=share),
+            "selection": SelectionConfig(
+                draws=min(config.selection.draws, 2), share=config.selection.share if means else plain.selection.share
+            ),
             "topics": _charged_topics(config.topics),
         }
     )
+
+
+def _trained_with(config: ConditionalGenerationConfig, plain: ConditionalGenerationConfig) -> dict[str, Any]:
+    """Sections of the settings that a training reads, of each of them what the variant's own does."""
+    if not config.trains:
+        return {name: getattr(plain, name) for name in ("update", "lora", "discriminator", "train", "filter")}
+    multitask, filters = config.variant == "multitask", config.variant == "naive_filter"
+    joint = multitask and config.update == "joint"
+    rank = config.filter.lora_rank if filters else plain.filter.lora_rank
+    weight = config.discriminator.loss_weight if joint else plain.discriminator.loss_weight
+    # One stream has one noise and one rate.
+    alone = {"noise_ratio": plain.train.noise_ratio, "discriminator_learning_rate": config.train.learning_rate}
+    return {
+        "update": config.update if multitask else plain.update,
+        "lora": config.lora if config.lora.rank or (filters and rank) else plain.lora.model_copy(update={"rank": 0}),
+        "discriminator": plain.discriminator
+        if config.variant == "naive"
+        else config.discriminator.model_copy(update={"loss_weight": weight}),
+        "train": config.train.model_copy(update=alone if joint or config.variant == "naive" else {}),
+        "filter": plain.filter.model_copy(update={"lora_rank": rank}),
+    }
 
 
 def _charged_topics(topics: TopicsConfig) -> TopicsConfig:

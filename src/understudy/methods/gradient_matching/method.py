@@ -31,14 +31,16 @@ def charged_settings(config: GradientMatchingConfig) -> GradientMatchingConfig:
     """The settings that private rows meet: matching, projection and filters at their defaults (ADR 0005).
 
     Asking for more texts, more rounds, other filters or other words is post-processing of the same target and charges
-    nothing.
+    nothing, and neither does the size of a sketch where none is made.
     """
     plain = GradientMatchingConfig(profile=config.profile)
+    unread = {} if config.target.kind == "sketch" else {"sketch_dimension": plain.target.sketch_dimension}
     # A public length shapes only the synthetic texts; `as_in_data` is a query of its own.
     length = config.length if config.length == "as_in_data" else min(int(plain.length), config.max_length)
     return config.model_copy(
         update={
             "matching": plain.matching.model_copy(update={"gradient": config.matching.gradient}),
+            "target": config.target.model_copy(update=unread),
             "projection": plain.projection,
             "filter": plain.filter,
             "samples": plain.samples,

@@ -29,11 +29,11 @@ def charged_settings(config: KnowledgeDistillationConfig) -> KnowledgeDistillati
     plain = KnowledgeDistillationConfig(profile=config.profile)
     met = {"profile", "model", "model_digest", "public_seed", "method", "template", "lora", "train", "seed"}
     others = {name: getattr(plain, name) for name in type(config).model_fields if name not in met}
+    if not config.seed.pairs:
+        return config.model_copy(update={**others, "seed": plain.seed})
     # The seed set is tuned on with these.
-    tune = plain.tune.model_copy(
-        update={"max_length": config.tune.max_length, "batch_size": config.tune.batch_size} if config.seed.pairs else {}
-    )
-    return config.model_copy(update={**others, "tune": tune})
+    tune = {"max_length": config.tune.max_length, "batch_size": config.tune.batch_size}
+    return config.model_copy(update={**others, "tune": plain.tune.model_copy(update=tune)})
 
 
 def resolve(

@@ -43,13 +43,25 @@ def charged_settings(config: PreferenceOptimizationConfig) -> PreferenceOptimiza
     """The settings that clients' texts meet: all but the number of texts drawn in the end and the report's (ADR 0005).
 
     Every round's query is about candidates that all other settings have shaped, and so have the seed texts: their
-    digest is among the settings.
+    digest is among the settings. What the chosen scores, loss and place of the model do not read is at its default.
     """
     from understudy.methods.preference_optimization.seeds import read_seeds, seeds_digest
 
     plain = PreferenceOptimizationConfig(profile=config.profile)
-    seeds = {"seeds_digest": seeds_digest(read_seeds(config.seeds))}
-    return config.model_copy(update={"samples": plain.samples, "costs": plain.costs, **seeds})
+    scoring, preferences = config.scoring, config.preferences
+    masked = {name: getattr(plain.scoring, name) for name in ("fractional_bits", "colluding", "survivors")}
+    unread = {} if scoring.aggregation == "masked" else masked
+    smoothing = preferences.label_smoothing if preferences.loss == "conservative" else plain.preferences.label_smoothing
+    return config.model_copy(
+        update={
+            "samples": plain.samples,
+            "costs": plain.costs,
+            "scoring": scoring.model_copy(update=unread),
+            "preferences": preferences.model_copy(update={"label_smoothing": smoothing}),
+            "endpoint": config.endpoint if config.endpoint.url else plain.endpoint,
+            "seeds_digest": seeds_digest(read_seeds(config.seeds)),
+        }
+    )
 
 
 def resolve(

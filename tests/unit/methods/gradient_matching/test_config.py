@@ -2,6 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from understudy.methods.gradient_matching.config import FilterConfig, GradientMatchingConfig
+from understudy.methods.gradient_matching.method import charged_settings
 from understudy.runs.overrides import apply_overrides
 
 
@@ -29,6 +30,14 @@ def test_keep_lowest_is_a_count_or_a_share_and_stays_what_it_was(value, kind):
     again = FilterConfig.model_validate_json(config.model_dump_json())
     assert type(config.keep_lowest) is type(again.keep_lowest) is kind
     assert config.keep_lowest == again.keep_lowest == value
+
+
+@pytest.mark.parametrize(("kind", "read"), [("sketch", True), ("head", False), ("label_rows", False)])
+def test_the_size_of_a_sketch_is_charged_where_there_is_one(kind, read):
+    one, other = (
+        charged_settings(GradientMatchingConfig(target={"kind": kind, "sketch_dimension": size})) for size in (8, 16)
+    )
+    assert (one != other) == read
 
 
 def test_overrides_reach_every_level():

@@ -104,7 +104,14 @@ def test_answers_end_with_the_turn_and_hold_no_other_special_token(folder, confi
 
 def test_only_what_private_pairs_meet_is_charged(config):
     fixed = charged_settings(config)
-    for change in ("samples=9", "about=plants", "filters.bleu=5", "tune.steps=7", "professional.model=other"):
+    for change in (
+        "samples=9",
+        "about=plants",
+        "filters.bleu=5",
+        "tune.steps=7",
+        "professional.model=other",
+        "seed.epochs=3",
+    ):
         assert charged_settings(apply_overrides(config, [change])) == fixed, change
     for change in ("train.epochs=9", "lora.rank=3", "template=plain", "public_seed=4", "train.max_length=60"):
         assert charged_settings(apply_overrides(config, [change])) != fixed, change
