@@ -26,7 +26,7 @@ Method = Annotated[
 ]
 TextColumn = Annotated[str, typer.Option(help="Column with the texts.")]
 LabelColumn = Annotated[str, typer.Option(help="Column with the labels.")]
-LabelNames = Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column.")]
+LabelNames = Annotated[str | None, typer.Option(help="VALUE=NAME,... of the label column, or JSON.")]
 Epsilon = Annotated[
     float | None,
     typer.Option(help="Epsilon of this run, 1e-4 to 100; inf: no noise, nothing is exported.", show_default=False),

@@ -5,6 +5,7 @@ The list of labels is public. The user declares it; it is read from the rows onl
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from understudy.data.columns import label_values, require
 from understudy.errors import InputError, RowError
 
+_JSON = """'{"0": "news, sport", "1": "weather"}'"""
 LABEL_OPTION = "--label-column"
 MOST_LABELS_FOUND = 100
 # XML has no room for them, and the report's figures are written in it.
@@ -26,18 +28,42 @@ def parse_label_names(text: str) -> tuple[str, ...] | dict[str, str]:
     ('negative', 'positive')
     >>> parse_label_names("0=negative,1=positive")
     {'0': 'negative', '1': 'positive'}
+    >>> parse_label_names('{"0": "news, sport", "1": "a=b"}')
+    {'0': 'news, sport', '1': 'a=b'}
 
     Raises:
-        InputError: when some entries name a value and others do not, or a value comes twice.
+        InputError: when some entries name a value and others do not, a value comes twice, or JSON holds something else.
     """
+    if text.lstrip()[:1] in ("{", "["):
+        return _from_json(text)
     entries = [entry.strip() for entry in text.split(",") if entry.strip()]
     pairs = [entry.partition("=") for entry in entries]
     if not any(separator for _, separator, _ in pairs):
         return tuple(entries)
     mapping = {value.strip(): name.strip() for value, separator, name in pairs if separator}
     if len(mapping) != len(pairs):
-        raise InputError(f"--label-names {text}: expected VALUE=NAME for every label, each value once")
+        raise InputError(
+            f"--label-names {text}: expected VALUE=NAME for every label, each value once; values and names that hold a "
+            f"comma or an equals sign are given as JSON, such as {_JSON}"
+        )
     return mapping
+
+
+def _from_json(text: str) -> tuple[str, ...] | dict[str, str]:
+    """Names, or value -> name, as JSON: they may hold commas and equals signs."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=tuple)
+    except ValueError:
+        pairs = None
+    names = isinstance(pairs, list) and all(isinstance(name, str) for name in pairs)
+    if names:
+        return tuple(pairs)
+    if isinstance(pairs, tuple) and len(dict(pairs)) == len(pairs) and all(isinstance(name, str) for _, name in pairs):
+        return dict(pairs)
+    raise InputError(
+        f"--label-names {text}: expected what begins with {text.lstrip()[0]} to be JSON, a list of names or an object "
+        f"of names by value, each value once, such as {_JSON}"
+    )
 
 
 def declared_names(label_names: Sequence[str] | Mapping[str, str]) -> tuple[str, ...]:

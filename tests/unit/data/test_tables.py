@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -264,6 +265,17 @@ def test_values_that_differ_in_case_are_one_boolean():
 @pytest.mark.parametrize("text", ["0=negative,positive", "0=negative,0=positive"])
 def test_mixed_label_lists_are_refused(text):
     with pytest.raises(InputError, match=f"--label-names {text}: .*VALUE=NAME"):
+        parse_label_names(text)
+
+
+def test_label_lists_may_be_json():
+    assert parse_label_names(' ["news, sport", "a=b"]') == ("news, sport", "a=b")
+    assert parse_label_names('{"1,5": "news, sport", "2": "{x}"}') == {"1,5": "news, sport", "2": "{x}"}
+
+
+@pytest.mark.parametrize("text", ["[a],[b]", "{", '["a", 1]', '{"0": 1}', '{"0": "a", "0": "b"}', '[{"0": "a"}]'])
+def test_what_begins_as_json_and_is_no_list_of_labels_is_refused(text):
+    with pytest.raises(InputError, match=re.escape(f"--label-names {text}: ") + ".*JSON.*such as '{.*}'"):
         parse_label_names(text)
 
 
