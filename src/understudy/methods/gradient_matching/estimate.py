@@ -1,12 +1,13 @@
 """Expected time and memory of a run: a few rows and a short matching of one batch are timed, and multiplied.
 
-The rows are made up, of the run's public shape. The batch is as large as in the run, and so is what it needs in memory.
+The rows are made up, of the run's public shape. The batch is as large as in the run, unless the gradient of all layers
+is matched, which takes each text by itself: then a few texts stand for all. Memory is predicted (`memory`), for a run
+has phases that nothing is timed of.
 """
 
 from __future__ import annotations
 
 import math
-import resource
 import time
 from itertools import pairwise
 from typing import Any
@@ -14,16 +15,19 @@ from typing import Any
 from understudy.data.private_rows import PrivateRows
 from understudy.hardware import chosen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, MatchingConfig
+from understudy.methods.gradient_matching.memory import phases
 from understudy.methods.gradient_matching.optimise import match_shard
 from understudy.methods.gradient_matching.queries import Asked, schedule_of
 from understudy.methods.gradient_matching.release import Target, release_target
 from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
+from understudy.models.room import expected_mib
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 from understudy.quantities import rounded_up
 
-_ROWS = 64
+_ROWS, _ROWS_OF_ALL_LAYERS = 64, 32
+_TEXTS_OF_ALL_LAYERS = 1
 _INNER_STEPS = 2
 _SWEEPS = 1
 
@@ -31,7 +35,7 @@ _SWEEPS = 1
 def expected_cost(
     config: GradientMatchingConfig, promise: Promise, *, charged: GradientMatchingConfig
 ) -> dict[str, Any]:
-    """Minutes of the release and of matching, and the peak of this process's memory so far, in MiB.
+    """Minutes of the release and of matching, and the expected peak of memory in MiB.
 
     Args:
         config: of the run.
@@ -39,15 +43,23 @@ def expected_cost(
         charged: the settings that private rows meet.
     """
     base = load_base(config, chosen())
+    peak = _peak(base, config, promise)
     began = time.perf_counter()
-    rows = min(promise.n, _ROWS)
+    rows = min(promise.n, _ROWS_OF_ALL_LAYERS if config.matching.gradient == "full" else _ROWS)
     target = _target_of_made_up_rows(base, charged, promise, rows)
     released = (time.perf_counter() - began) * promise.n / rows
     return {
         "expected_release_minutes": round(released / 60, 1),
         "expected_matching_minutes": round(_matching_seconds(base, target, config) / 60, 1),
-        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        **peak,
     }
+
+
+def _peak(base: LoadedModel, config: GradientMatchingConfig, promise: Promise) -> dict[str, int]:
+    """The expected peak of memory; nothing where the model's files do not say its shape."""
+    if base.shape is None:
+        return {}
+    return {"expected_peak_memory_mib": expected_mib(base.model, phases(config, base.shape, len(promise.label_names)))}
 
 
 def short_matching(matching: MatchingConfig) -> MatchingConfig:
@@ -60,20 +72,21 @@ def short_matching(matching: MatchingConfig) -> MatchingConfig:
     return matching.model_copy(update=fewer)
 
 
-def whole_seconds(seconds: tuple[float, float, float], matching: MatchingConfig) -> float:
+def whole_seconds(seconds: tuple[float, float, float], matching: MatchingConfig, *, texts: float = 1.0) -> float:
     """Seconds of a batch's whole matching.
 
     Args:
         seconds: of the first round with the warm start, of the second, and of what comes after them (a projection and
             sweeps), all of `short_matching`.
         matching: of the run.
+        texts: of a batch, for each that was timed; each takes its own time, but all are projected together.
     """
     first, second, last = seconds
     short = short_matching(matching)
     minimisation = max(0.0, first - second)
     projection = max(0.0, second - minimisation)
-    sweep = max(0.0, last - projection) / max(1, short.swap_sweeps)
-    minimisation *= matching.inner_steps / short.inner_steps
+    sweep = texts * max(0.0, last - projection) / max(1, short.swap_sweeps)
+    minimisation *= texts * matching.inner_steps / short.inner_steps
     return (matching.rounds + 1) * (minimisation + projection) + matching.swap_sweeps * sweep
 
 
@@ -89,7 +102,9 @@ def _target_of_made_up_rows(base: LoadedModel, charged: GradientMatchingConfig, 
 def _matching_seconds(base: LoadedModel, target: Target, config: GradientMatchingConfig) -> float:
     """Seconds of matching all texts, one batch after the other."""
     texts = rounded_up(config.samples * config.filter.oversample)
-    timed = min(texts, config.matching.batch_size)
+    together = timed = min(texts, config.matching.batch_size)
+    if config.matching.gradient == "full":
+        timed = min(timed, _TEXTS_OF_ALL_LAYERS)
     stamps = [time.perf_counter()]
     match_shard(
         base,
@@ -100,4 +115,5 @@ def _matching_seconds(base: LoadedModel, target: Target, config: GradientMatchin
         progress=lambda _done, _steps: stamps.append(time.perf_counter()),
     )
     first, second, last = (after - before for before, after in pairwise(stamps))
-    return whole_seconds((first, second, last), config.matching) * math.ceil(texts / timed)
+    of_a_batch = whole_seconds((first, second, last), config.matching, texts=together / timed)
+    return of_a_batch * math.ceil(texts / together)
