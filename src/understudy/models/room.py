@@ -18,7 +18,7 @@ from understudy.models.shape import ModelShape
 # Phase -> bytes at its peak.
 Phases = Mapping[str, int]
 # A setting that does not lower a phase by at least this part is not named.
-_HELPS: Final = 0.98
+_HELPS: Final = 0.9
 FLOAT: Final = 4
 _HALF: Final = 2
 

@@ -1,7 +1,7 @@
 """Expected time and memory of a run: a few rows and a short matching of one batch are timed, and multiplied.
 
 The rows are made up, of the run's public shape. The batch is as large as in the run, unless the gradient of all layers
-is matched, which takes each text by itself: then a few texts stand for all. Memory is predicted (`memory`), for a run
+is matched, which takes each text by itself: then one text stands for all. Memory is predicted (`memory`), for a run
 has phases that nothing is timed of.
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+
+import torch
 
 from understudy.data.private_rows import PrivateRows
 from understudy.hardware import chosen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, MatchingConfig
+from understudy.methods.gradient_matching.loss import embed
 from understudy.methods.gradient_matching.memory import phases
-from understudy.methods.gradient_matching.optimise import match_shard
+from understudy.methods.gradient_matching.optimise import match_shard, objectives
 from understudy.methods.gradient_matching.queries import Asked, schedule_of
 from understudy.methods.gradient_matching.release import Target, release_target
 from understudy.methods.method import Promise
@@ -27,7 +31,6 @@ from understudy.privacy.mechanisms import Mechanisms
 from understudy.quantities import rounded_up
 
 _ROWS, _ROWS_OF_ALL_LAYERS = 64, 32
-_TEXTS_OF_ALL_LAYERS = 1
 _INNER_STEPS = 2
 _SWEEPS = 1
 
@@ -72,21 +75,20 @@ def short_matching(matching: MatchingConfig) -> MatchingConfig:
     return matching.model_copy(update=fewer)
 
 
-def whole_seconds(seconds: tuple[float, float, float], matching: MatchingConfig, *, texts: float = 1.0) -> float:
+def whole_seconds(seconds: tuple[float, float, float], matching: MatchingConfig) -> float:
     """Seconds of a batch's whole matching.
 
     Args:
         seconds: of the first round with the warm start, of the second, and of what comes after them (a projection and
             sweeps), all of `short_matching`.
         matching: of the run.
-        texts: of a batch, for each that was timed; each takes its own time, but all are projected together.
     """
     first, second, last = seconds
     short = short_matching(matching)
     minimisation = max(0.0, first - second)
     projection = max(0.0, second - minimisation)
-    sweep = texts * max(0.0, last - projection) / max(1, short.swap_sweeps)
-    minimisation *= texts * matching.inner_steps / short.inner_steps
+    sweep = max(0.0, last - projection) / max(1, short.swap_sweeps)
+    minimisation *= matching.inner_steps / short.inner_steps
     return (matching.rounds + 1) * (minimisation + projection) + matching.swap_sweeps * sweep
 
 
@@ -102,9 +104,9 @@ def _target_of_made_up_rows(base: LoadedModel, charged: GradientMatchingConfig, 
 def _matching_seconds(base: LoadedModel, target: Target, config: GradientMatchingConfig) -> float:
     """Seconds of matching all texts, one batch after the other."""
     texts = rounded_up(config.samples * config.filter.oversample)
-    together = timed = min(texts, config.matching.batch_size)
     if config.matching.gradient == "full":
-        timed = min(timed, _TEXTS_OF_ALL_LAYERS)
+        return texts * _seconds_of_a_text(base, target, config.matching)
+    timed = min(texts, config.matching.batch_size)
     stamps = [time.perf_counter()]
     match_shard(
         base,
@@ -115,5 +117,28 @@ def _matching_seconds(base: LoadedModel, target: Target, config: GradientMatchin
         progress=lambda _done, _steps: stamps.append(time.perf_counter()),
     )
     first, second, last = (after - before for before, after in pairwise(stamps))
-    of_a_batch = whole_seconds((first, second, last), config.matching, texts=together / timed)
-    return of_a_batch * math.ceil(texts / together)
+    return whole_seconds((first, second, last), config.matching) * math.ceil(texts / timed)
+
+
+def _seconds_of_a_text(base: LoadedModel, target: Target, matching: MatchingConfig) -> float:
+    """Seconds of all values of f and of its gradient for one text, beside which a projection takes next to nothing."""
+    device = next(base.model.parameters()).device
+    f = objectives(base, target)(torch.zeros(1, dtype=torch.long, device=device))
+    text = embed(base.model, torch.arange(target.length, device=device)[None])
+
+    def slope() -> None:
+        x = text.clone().requires_grad_()
+        torch.autograd.grad(f(x).sum(), x)
+
+    slope()  # the first also sets things up
+    sweeps, tried = matching.swap_sweeps, min(matching.swap_width, target.length)
+    slopes = (matching.rounds + 1) * matching.inner_steps + sweeps
+    # Of each round's Z, of the last X's projection, of the first tokens to be swapped, of each swap, of the string.
+    values = matching.rounds + 3 + sweeps * tried
+    return slopes * _seconds(slope) + values * _seconds(lambda: f(text))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

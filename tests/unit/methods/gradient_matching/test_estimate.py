@@ -5,10 +5,11 @@ import math
 import pytest
 from tests_support import write_random_model
 
-from understudy.methods.gradient_matching import estimate
+from understudy.methods.gradient_matching import estimate, optimise
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, MatchingConfig
 from understudy.methods.gradient_matching.method import METHOD
 from understudy.methods.method import Promise
+from understudy.models.loading import load_base
 
 EVALUATION, PROJECTION, SWEEP = 3.0, 7.0, 11.0
 
@@ -27,17 +28,6 @@ def test_the_parts_of_a_short_matching_add_up_to_the_whole(profile, inner_steps)
     one = short.inner_steps * EVALUATION
     stamps = 2 * one + PROJECTION, one + PROJECTION, PROJECTION + short.swap_sweeps * SWEEP
     assert estimate.whole_seconds(stamps, matching) == pytest.approx(seconds(matching))
-
-
-def test_texts_of_a_batch_take_their_time_each_but_are_projected_together():
-    matching = GradientMatchingConfig().matching
-    short = estimate.short_matching(matching)
-    one = short.inner_steps * EVALUATION
-    stamps = 2 * one + PROJECTION, one + PROJECTION, PROJECTION + short.swap_sweeps * SWEEP
-    projections = (matching.rounds + 1) * PROJECTION
-    assert estimate.whole_seconds(stamps, matching, texts=32) == pytest.approx(
-        32 * (seconds(matching) - projections) + projections
-    )
 
 
 def test_a_clock_that_jumps_gives_no_negative_time():
@@ -64,24 +54,33 @@ def test_a_dry_run_times_what_the_run_will_do(tmp_path):
     assert found["expected_peak_memory_mib"] > 100
 
 
-def test_a_dry_run_of_all_layers_times_one_text_and_some_rows(tmp_path, monkeypatch):
+def test_a_dry_run_of_all_layers_counts_every_value_and_slope_of_one_text(tmp_path, monkeypatch):
     """Each text takes a backward pass through all layers for each value of f: a batch of them takes minutes."""
-    matched, released = [], []
-    match, release = estimate.match_shard, estimate.release_target
-    monkeypatch.setattr(estimate, "match_shard", lambda *a, **b: matched.append(len(b["examples"])) or match(*a, **b))
-    monkeypatch.setattr(
-        estimate, "release_target", lambda rows, *a, **b: released.append(len(rows)) or release(rows, *a, **b)
-    )
     config = GradientMatchingConfig(
         model=str(write_random_model(tmp_path / "random")),
+        samples=3,
         length=4,
         max_length=8,
         verbalizer={"template": " is", "words": "names"},
-        matching={"gradient": "full"},
+        matching={"gradient": "full", "rounds": 2, "inner_steps": 3, "swap_sweeps": 2},
         projection={"k": 5},
         filter={"label_check": False},
     )
-    queries = METHOD.charge.queries(config, n=100, epsilon=8.0, delta=1e-3)
-    found = METHOD.preparation.estimate(config, Promise(queries, 100, 8.0, 1e-3, ("bad", "good")))
-    assert (matched, released) == ([1], [32])
-    assert found["expected_matching_minutes"] >= 0
+    base, slopes, values, asked = load_base(config), [], [], optimise.full_objective
+
+    def counted(*given):
+        f = asked(*given)
+        return lambda x: (slopes if x.requires_grad else values).append(len(x)) or f(x)
+
+    promise = Promise(METHOD.charge.queries(config, n=100, epsilon=8.0, delta=1e-3), 100, 8.0, 1e-3, ("bad", "good"))
+    target = estimate._target_of_made_up_rows(base, config, promise, 8)
+    monkeypatch.setattr(optimise, "full_objective", counted)
+    monkeypatch.setattr(
+        estimate, "_seconds", lambda work: 100.0 if "slope" in work.__qualname__.split(".")[-1] else 1.0
+    )
+    expected = estimate._matching_seconds(base, target, config)
+    assert (slopes, values) == ([1], []), "one text is read, whatever the batch"
+    slopes.clear()
+    optimise.match_shard(base, target, config=config, examples=[(0, i) for i in range(6)], public_seed=0)
+    assert (sum(slopes), sum(values)) == (6 * 11, 6 * (2 + 3 + 2 * 4))
+    assert expected == 100.0 * sum(slopes) + sum(values)
