@@ -84,13 +84,15 @@ def phases(
     # Gradients by a weight are taken of no narrower one than float32.
     differentiated = compute.in_float32 if config.matching.gradient == "full" else compute
     run, weights = _Run(config, shape, labels, width_of(shape, differentiated)), weights_bytes(shape, differentiated)
-    return {
-        "the checks before a charge": FLOAT * shape.parameters + run.checked,
+    found = {
         "the released gradient": weights + run.release,
         "the matching": weights + run.matching,
         "the models fine-tuned to measure": weights_bytes(shape, compute) + tuning_bytes(config, shape),
         "the classifier that measures": classifier_bytes(config.profile),
     }
+    if compute.device == "cpu":  # a GPU does not hold what is checked, in float32 on the CPU
+        found["the checks before a charge"] = FLOAT * shape.parameters + run.checked
+    return found
 
 
 @dataclass(frozen=True)
@@ -215,4 +217,5 @@ def classifier_bytes(profile: Profile) -> int:
     if one is None:
         return 0
     tokens = sizes.classifier.batch_size * sizes.classifier.max_length
-    return _LIBRARIES + FLOAT * (4 * one.parameters + round(_WASTE * tokens * one.layers * one.kept_per_token))
+    graph = round(_WASTE_OF_WEIGHTS * tokens * one.layers * one.kept_per_token)
+    return _LIBRARIES + FLOAT * (4 * one.parameters + graph)

@@ -77,14 +77,14 @@ def phases(config: TrajectoryMatchingConfig, shape: ModelShape, *, compute: Comp
     named = [one.parameters for one in (transfer, selector) if one is not None]
     twice = [shape.parameters] if config.experts.private else []
     apart = 1 if compute.device != "cpu" else min(settings().processes, config.experts.count)
+    tuned = max(tuning_bytes(config, one) for one in (shape, transfer or shape))
     found = {
-        "the checks before a run": _LIBRARIES + FLOAT * (shape.parameters + max([0, *named, *twice])),
         "the experts": apart * (weights + expert_bytes(config, shape)),
         "the distillation": weights + distillation_bytes(config, shape, compute),
-        "the tuning that measures": weights
-        + of_transfer
-        + max(tuning_bytes(config, one) for one in (shape, transfer or shape)),
+        "the tuning that measures": weights + of_transfer + tuned,
     }
+    if compute.device == "cpu":  # a GPU does not hold what is checked, in float32 on the CPU
+        found["the checks before a run"] = _LIBRARIES + FLOAT * (shape.parameters + max([0, *named, *twice]))
     if config.carrier == "written":
         found["the written carriers"] = weights + answering_bytes(config, shape, compute)
     if config.selection.strategy == "less":
@@ -109,7 +109,7 @@ def expert_bytes(config: TrajectoryMatchingConfig, shape: ModelShape) -> int:
     rows, adapters = experts.micro_batch, shape.adapter_parameters(experts.lora_rank)
     tokens = rows * config.max_length
     chunk = 2 * min(LOGITS_AT_ONCE, tokens * shape.vocabulary)
-    kept = _WASTE_OF_ADAPTERS * tokens * shape.layers * _kept(shape)
+    kept = _WASTE_OF_ADAPTERS * tokens * shape.layers * shape.kept_per_token
     return _LIBRARIES + FLOAT * (round(kept) + (rows + _STATES) * adapters + chunk)
 
 

@@ -75,6 +75,10 @@ def test_weights_in_bfloat16_take_less():
     assert predicted(compute=narrow)[MATCHING] < predicted()[MATCHING] - BIG.parameters
 
 
+def test_a_gpu_does_not_hold_what_is_checked_on_the_cpu():
+    assert predicted().keys() - predicted(compute=Compute("cuda")).keys() == {"the checks before a charge"}
+
+
 def test_the_classifier_counts_where_the_profile_measures_with_it():
     phase = "the classifier that measures"
     assert predicted()[phase] == 0 < predicted(profile="paper")[phase]

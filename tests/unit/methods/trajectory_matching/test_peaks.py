@@ -93,6 +93,10 @@ def test_experts_in_processes_of_their_own_take_their_memory_each(monkeypatch):
     assert predicted(compute=Compute("cuda"))[EXPERTS] == one
 
 
+def test_a_gpu_does_not_hold_what_is_checked_on_the_cpu():
+    assert predicted().keys() - predicted(compute=Compute("cuda")).keys() == {CHECKS}
+
+
 def test_weights_in_bfloat16_take_less():
     assert predicted(compute=Compute("cpu", "bfloat16"))[EXPERTS] < predicted()[EXPERTS] - BIG.parameters
 
