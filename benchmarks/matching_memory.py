@@ -106,7 +106,6 @@ CASES = {
     "private-gpt2": Case("private", "tiny-gpt2"),
     "private-llama": Case("private", "tiny-llama"),
     "private-smollm2": Case("private", "smollm2", {"experts": {"micro_batch": 8}}),
-    "answer-llama": Case("answer", "tiny-llama", {"carrier": "written"}),
     "answer-smollm2": Case("answer", "smollm2", {"carrier": "written"}),
     "less-gpt2": Case("less", "tiny-gpt2", LESS),
     "less-smollm2": Case("less", "smollm2", LESS | {"experts": {"batch_size": 4}}),
@@ -275,9 +274,10 @@ def distilling(config: TrajectoryMatchingConfig, case: Case) -> Callable[[], obj
 
 
 def tuning(config: TrajectoryMatchingConfig, case: Case) -> Callable[[], object]:
-    # Adapters of another copy of the model, which is gone before the measurement.
-    start = expert_student(load_base(config).model, config, 0).start
     base, pairs = load_base(config, case.compute), long_pairs(config.tuning.batch_size, config)
+    student = expert_student(base.model, config, 0)
+    start = student.start
+    student.adapted.unload()
     name = config.tuning.transfer
     few = config.model_copy(update={"tuning": config.tuning.model_copy(update={"epochs": 2, "questions": 16})})
     width = int(base.model.get_input_embeddings().weight.shape[1])

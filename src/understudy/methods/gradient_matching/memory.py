@@ -28,8 +28,10 @@ _CHARACTERS: Final = 5
 # What torch loads and sets up with its first operations; with what measures.
 _LIBRARIES: Final = 40 << 20
 _LIBRARIES_OF_MEASURES: Final = 100 << 20
-# Resident over kept bytes: freed pieces lie between kept ones. More lie there where weights are differentiated by.
+# Resident over kept bytes: freed pieces lie between kept ones. More lie there where weights are differentiated by, and
+# most where each row has a gradient of its own, or many steps are taken.
 _WASTE: Final = 1.3
+_WASTE_OF_TUNING: Final = 1.6
 _WASTE_OF_WEIGHTS: Final = 1.9
 # Logits of a row and what the residual is made of them, with a graph and without.
 _WITH_GRAPH: Final = 8
@@ -199,7 +201,10 @@ def tuning_bytes(config: GradientMatchingConfig, shape: ModelShape) -> int:
         upper = one.layers - min(rounded_up(sizes.frozen_share * one.layers), one.layers - 1)
         trained = one.parameters if upper == one.layers else upper * one.layer_parameters
         head = one.vocabulary * one.hidden
-        graph = round(_WASTE * tokens * upper * one.kept_per_token) + _WITH_GRAPH * sizes.batch_size * one.vocabulary
+        graph = (
+            round(_WASTE_OF_TUNING * tokens * upper * one.kept_per_token)
+            + _WITH_GRAPH * sizes.batch_size * one.vocabulary
+        )
         # Gradients stay with a model that was tuned; Adam's moments do not.
         tuned = one.parameters + trained
         step = tuned + 2 * trained + max(graph, 2 * head * (upper == one.layers))

@@ -11,7 +11,6 @@ from typing import Final
 
 from understudy.compute import Compute
 from understudy.errors import InputError
-from understudy.generation.rows import drawing_bytes
 from understudy.hardware import chosen
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.memory import pass_bytes
@@ -23,9 +22,11 @@ from understudy.settings import settings
 
 # What torch loads and sets up with its first operations.
 _LIBRARIES: Final = 40 << 20
-# Resident over kept bytes of a first-order pass with adapters: of DP-SGD, and of plain training.
+# Resident over kept bytes of a first-order pass with adapters: of DP-SGD, of one plain training, and of several in one
+# process, between whose pieces more is left free.
 _WASTE_OF_ADAPTERS: Final = 1.4
 _WASTE_OF_PLAIN: Final = 1.3
+_WASTE_OF_TUNING: Final = 1.55
 # Numbers in an attention head.
 _HEAD: Final = 64
 # The part of a row that is response, of which alone there are logits; and their copies, with a graph and without.
@@ -33,8 +34,9 @@ _RESPONSE: Final = 0.5
 _LOGITS: Final = 3
 # Adapters with the state of an optimizer, before and after a step, and a gradient.
 _STATES: Final = 8
-# Rows that the public model answers at a time on a CPU, and held-out rows that are read at a time.
+# Rows that the public model answers at a time on a CPU, copies of their logits, and held-out rows read at a time.
 _ANSWERED: Final = 16
+_SORTED: Final = 4
 _MEASURED: Final = 16
 # Pseudo tokens whose distances to all tokens are held at a time.
 _COMPARED: Final = 256
@@ -113,10 +115,12 @@ def expert_bytes(config: TrajectoryMatchingConfig, shape: ModelShape) -> int:
     return _LIBRARIES + FLOAT * (round(kept) + (rows + _STATES) * adapters + chunk)
 
 
-def first_order_bytes(config: TrajectoryMatchingConfig, shape: ModelShape, rows: int, tokens: int = 0) -> int:
+def first_order_bytes(
+    config: TrajectoryMatchingConfig, shape: ModelShape, rows: int, tokens: int = 0, waste: float = _WASTE_OF_PLAIN
+) -> int:
     """A step of plain training of adapters above the loaded model, behind so many pseudo tokens a row."""
     length, adapters = config.max_length + tokens, shape.adapter_parameters(config.experts.lora_rank)
-    kept = _WASTE_OF_PLAIN * rows * length * shape.layers * (_kept(shape) + _attended(shape, length))
+    kept = waste * rows * length * shape.layers * (_kept(shape) + _attended(shape, length))
     return _LIBRARIES + FLOAT * (round(kept) + _LOGITS * _logits(config, shape, rows) + _STATES * adapters)
 
 
@@ -136,7 +140,8 @@ def _logits(config: TrajectoryMatchingConfig, shape: ModelShape, rows: int) -> i
 
 def answering_bytes(config: TrajectoryMatchingConfig, shape: ModelShape, compute: Compute) -> int:
     """Answers of the public model above the loaded model."""
-    drawn = _ANSWERED * drawing_bytes(shape, prompt=config.max_length, new=config.max_length)
+    cache = 2 * shape.layers * shape.keys * 2 * config.max_length
+    drawn = FLOAT * _ANSWERED * (cache + _SORTED * shape.vocabulary)
     return _LIBRARIES + drawn + packed_bytes(compute, shape.parameters)
 
 
@@ -160,7 +165,7 @@ def distillation_bytes(config: TrajectoryMatchingConfig, shape: ModelShape, comp
 
 def tuning_bytes(config: TrajectoryMatchingConfig, shape: ModelShape) -> int:
     """Tuning on the result, and what is measured with it, above the loaded models."""
-    tuned = first_order_bytes(config, shape, config.tuning.batch_size, config.distil.tokens)
+    tuned = first_order_bytes(config, shape, config.tuning.batch_size, config.distil.tokens, _WASTE_OF_TUNING)
     read = _LIBRARIES + FLOAT * (
         _LOGITS * _logits(config, shape, _MEASURED) + _MEASURED * config.max_length * shape.kept_per_token
     )
