@@ -62,7 +62,8 @@ def model_shape(name_or_path: str | Path) -> ModelShape | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         numbers = sum(_numbers(path) for path in folder.glob("*.safetensors"))
         return shape_of(config, parameters=numbers, chat=has_chat_template(folder))
-    except (OSError, ValueError, KeyError):
+    # Loading the model says what is wrong with its files.
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError):
         return None
 
 

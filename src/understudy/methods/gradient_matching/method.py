@@ -55,19 +55,21 @@ def check_model(config: GradientMatchingConfig, label_names: Sequence[str]) -> L
     """Load the base model and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown, or has no plain linear head or, where it is to be matched, no gradient of all
-            layers; two labels share a verbaliser token; words, examples or the label check are for unknown labels; the
-            context is too short for the padded length, with its template, its instruction or the label check's
-            examples; or fewer tokens are allowed than k.
+        InputError: the machine's memory is too small; the model is unknown, or has no plain linear head or, where it is
+            to be matched, no gradient of all layers; two labels share a verbaliser token; words, examples or the label
+            check are for unknown labels; the context is too short for the padded length, with its template, its
+            instruction or the label check's examples; or fewer tokens are allowed than k.
     """
     from understudy.methods.gradient_matching.filters import checked_labels, exemplars_of, few_shot_labels
     from understudy.methods.gradient_matching.full_gradient import check_full_gradient
+    from understudy.methods.gradient_matching.memory import check_fits
     from understudy.methods.gradient_matching.optimise import check_matching
     from understudy.methods.gradient_matching.release import check_context
     from understudy.methods.gradient_matching.targets import check_head
     from understudy.methods.gradient_matching.verbalizer import build_verbalizer
     from understudy.models.loading import load_base
 
+    check_fits(config, label_names)  # before the model is loaded, which may be too large itself
     loaded = load_base(config)
     verbalizer = build_verbalizer(loaded.tokenizer, label_names, config.verbalizer)
     check_head(loaded.model)
@@ -105,12 +107,17 @@ def resolve(
     They are part of the charge, so they are found on the CPU, wherever the run computes.
 
     Raises:
-        InputError: fewer than two labels, or words that do not fit them.
+        InputError: fewer than two labels, words that do not fit them, or too little memory.
     """
     from understudy.methods.gradient_matching.calibration import resolve_for
+    from understudy.methods.gradient_matching.memory import check_fits
     from understudy.models.loading import load_base
 
-    return resolve_for(config, label_names, base=lambda: load_base(config), kept_in=settings().home / "calibrations")
+    def base() -> LoadedModel:
+        check_fits(config, label_names)
+        return load_base(config)
+
+    return resolve_for(config, label_names, base=base, kept_in=settings().home / "calibrations")
 
 
 def queries(config: GradientMatchingConfig, *, n: int, epsilon: float, delta: float) -> Queries:

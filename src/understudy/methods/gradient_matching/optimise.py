@@ -87,7 +87,7 @@ def match_shard(
     """
     _check_shard(base, target, examples)
     names, settings = target.label_names, config.projection
-    losses = _objectives(base, target)
+    losses = objectives(base, target)
     device = next(base.model.parameters()).device
     allowed = allowed_tokens(base.tokenizer, settings.allowed).to(device)
     ids, mask = (part.to(device) for part in _prompts(base, names, config))
@@ -180,7 +180,7 @@ def starting_tokens(
     return copied_to(torch.stack(rows), allowed.device)
 
 
-def _objectives(base: LoadedModel, target: Target) -> Callable[[Tensor], Objective]:
+def objectives(base: LoadedModel, target: Target) -> Callable[[Tensor], Objective]:
     """Labels `(batch,)` -> objective of a batch, in the charged settings' own space."""
     settings, model = target.settings, widened_weights(base.model) if target.kind == FULL else base.model
     verbalizer = build_verbalizer(base.tokenizer, target.label_names, settings.verbalizer)

@@ -53,8 +53,8 @@ def check_model(config: TrajectoryMatchingConfig, label_names: Sequence[str]) ->
     """Load the base model and the public files, and refuse before anything is charged what would fail later.
 
     Raises:
-        InputError: the model is unknown, its context is too short, a layer gives no per-example gradients, a public
-            file cannot be read, or more rows are wanted than it has.
+        InputError: the machine's memory is too small, the model is unknown, its context is too short, a layer gives no
+            per-example gradients, a public file cannot be read, or more rows are wanted than it has.
     """
     from understudy.methods.trajectory_matching.preparation import check_model as check  # torch, only where needed
 

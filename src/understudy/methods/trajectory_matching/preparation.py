@@ -1,12 +1,11 @@
 """Checks of a run's models and public files before it starts, and an estimate of its time and memory.
 
-Single steps are run at their full size on made-up rows. The time is the number of steps times that of a measured one,
-and the peak of memory is the peak of those steps.
+Single steps are run at their full size on made-up rows. The time is the number of steps times that of a measured one.
+The peak of memory is predicted (`peaks`), for a run has phases that nothing is timed of.
 """
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,11 +31,13 @@ from understudy.methods.trajectory_matching.experts import (
     response_losses,
     train_private_expert,
 )
+from understudy.methods.trajectory_matching.peaks import check_fits, phases
 from understudy.methods.trajectory_matching.queries import plan_of_expert, steps_per_epoch
 from understudy.methods.trajectory_matching.selection import free_rows, rows_wanted
 from understudy.methods.trajectory_matching.student import Rows, Student
 from understudy.methods.trajectory_matching.training import Schedule, fine_tune, gradient_of
 from understudy.models.loading import LoadedModel, load_base, load_model
+from understudy.models.room import expected_mib
 from understudy.privacy.dpsgd.layers import check_layers
 from understudy.privacy.dpsgd.trial import check_gradients, told_of_model
 from understudy.privacy.ledger.records import KeyMaterial
@@ -64,6 +65,7 @@ def check_model(config: TrajectoryMatchingConfig) -> LoadedModel:
     Raises:
         InputError: see `method.check_model`.
     """
+    check_fits(config)  # before a model is loaded, which may be too large itself
     base = load_base(config)
     # A written answer needs room behind the longest question.
     room = LEAST_ROOM if config.carrier == "written" else 0
@@ -164,10 +166,16 @@ def _check_selector(config: TrajectoryMatchingConfig) -> None:
 
 def expected_cost(config: TrajectoryMatchingConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of experts, carriers, selection, distillation and tuning, and the peak of memory in MiB."""
-    seconds = expected_seconds(config, promise)
-    found: dict[str, Any] = {f"expected_{name}_minutes": round(value / 60, 1) for name, value in seconds.items()}
-    found["expected_peak_memory_mib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    return found
+    peak, seconds = _peak(config), expected_seconds(config, promise)
+    return {f"expected_{name}_minutes": round(value / 60, 1) for name, value in seconds.items()} | peak
+
+
+def _peak(config: TrajectoryMatchingConfig) -> dict[str, Any]:
+    """The expected peak of memory; nothing where the model's files do not say its shape."""
+    base = load_base(config, chosen())
+    if base.shape is None:
+        return {}
+    return {"expected_peak_memory_mib": expected_mib(base.model, phases(config, base.shape))}
 
 
 def expected_seconds(

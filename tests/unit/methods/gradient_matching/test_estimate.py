@@ -5,10 +5,11 @@ import math
 import pytest
 from tests_support import write_random_model
 
-from understudy.methods.gradient_matching import estimate
+from understudy.methods.gradient_matching import estimate, optimise
 from understudy.methods.gradient_matching.config import GradientMatchingConfig, MatchingConfig
 from understudy.methods.gradient_matching.method import METHOD
 from understudy.methods.method import Promise
+from understudy.models.loading import load_base
 
 EVALUATION, PROJECTION, SWEEP = 3.0, 7.0, 11.0
 
@@ -51,3 +52,35 @@ def test_a_dry_run_times_what_the_run_will_do(tmp_path):
     assert found["expected_matching_minutes"] > 1
     assert math.isfinite(found["expected_matching_minutes"])
     assert found["expected_peak_memory_mib"] > 100
+
+
+def test_a_dry_run_of_all_layers_counts_every_value_and_slope_of_one_text(tmp_path, monkeypatch):
+    """Each text takes a backward pass through all layers for each value of f: a batch of them takes minutes."""
+    config = GradientMatchingConfig(
+        model=str(write_random_model(tmp_path / "random")),
+        samples=3,
+        length=4,
+        max_length=8,
+        verbalizer={"template": " is", "words": "names"},
+        matching={"gradient": "full", "rounds": 2, "inner_steps": 3, "swap_sweeps": 2},
+        projection={"k": 5},
+        filter={"label_check": False},
+    )
+    base, slopes, values, asked = load_base(config), [], [], optimise.full_objective
+
+    def counted(*given):
+        f = asked(*given)
+        return lambda x: (slopes if x.requires_grad else values).append(len(x)) or f(x)
+
+    promise = Promise(METHOD.charge.queries(config, n=100, epsilon=8.0, delta=1e-3), 100, 8.0, 1e-3, ("bad", "good"))
+    target = estimate._target_of_made_up_rows(base, config, promise, 8)
+    monkeypatch.setattr(optimise, "full_objective", counted)
+    monkeypatch.setattr(
+        estimate, "_seconds", lambda work: 100.0 if "slope" in work.__qualname__.split(".")[-1] else 1.0
+    )
+    expected = estimate._matching_seconds(base, target, config)
+    assert (slopes, values) == ([1], []), "one text is read, whatever the batch"
+    slopes.clear()
+    optimise.match_shard(base, target, config=config, examples=[(0, i) for i in range(6)], public_seed=0)
+    assert (sum(slopes), sum(values)) == (6 * 11, 6 * (2 + 3 + 2 * 4))
+    assert expected == 100.0 * sum(slopes) + sum(values)

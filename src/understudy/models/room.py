@@ -1,0 +1,100 @@
+"""Whether a machine has room for what a run is expected to hold, and what to lower where it has not.
+
+A method predicts, from public settings and the shapes of its models, what each phase of a run holds at its peak,
+weights included. Nothing here changes what a run computes: it is refused, or it goes on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from understudy.compute import Compute
+from understudy.cores import resident_memory
+from understudy.errors import InputError
+from understudy.hardware import device_memory
+from understudy.models.shape import ModelShape
+
+# Phase -> bytes at its peak.
+Phases = Mapping[str, int]
+# A setting that does not lower a phase by at least this part is not named.
+_HELPS: Final = 0.9
+FLOAT: Final = 4
+_HALF: Final = 2
+
+
+def weights_bytes(shape: ModelShape, compute: Compute) -> int:
+    """What a model takes that is loaded for a task."""
+    return width_of(shape, compute) * shape.parameters
+
+
+def width_of(shape: ModelShape, compute: Compute) -> int:
+    """Bytes of one of its weights."""
+    return _HALF if compute.precision_of(shape.parameters) == "bfloat16" else FLOAT
+
+
+def largest(phases: Phases) -> tuple[str, int]:
+    """The phase that holds most, and how much that is."""
+    return max(phases.items(), key=lambda one: one[1])
+
+
+def expected_mib(model: Any, phases: Phases) -> int:
+    """The peak of a run in MiB, of a process that has loaded the base model by now, or of a GPU.
+
+    Args:
+        model: the base model.
+        phases: of the run, weights included.
+    """
+    peak = largest(phases)[1]
+    if model.device.type == "cpu":
+        peak += resident_memory() - sum(p.numel() * p.element_size() for p in model.parameters())
+    return round(peak / 2**20)
+
+
+def check_room(config: Any, phases_of: Callable[[Any], Phases], lowest: Mapping[str, Any]) -> None:
+    """Refuse a run that the machine's memory cannot hold.
+
+    Args:
+        config: settings of the run, which name its `model`.
+        phases_of: settings -> phases; a phase that other settings leave out is missing.
+        lowest: setting, as `section.name` -> the value that takes least memory; None where it may be left out.
+
+    Raises:
+        InputError: saying what is expected, what the machine allows, and which settings lower it.
+    """
+    limit = device_memory()
+    phase, expected = largest(phases_of(config))
+    if expected <= limit:
+        return
+    ways = [
+        _in_words(config, setting, value)
+        for setting, value in lowest.items()
+        if phases_of(changed(config, {setting: value})).get(phase, 0) < _HELPS * expected
+    ]
+    # What still would not fit at the lowest of all settings needs another model.
+    fits = largest(phases_of(changed(config, lowest)))[1] <= limit
+    lower = f"{' or '.join(ways)}, or " if fits else ""
+    raise InputError(
+        f"model={config.model!r} is expected to need {expected / 2**30:.1f} GiB for {phase}, this machine allows "
+        f"{limit / 2**30:.1f}: {lower}choose a smaller model"
+    )
+
+
+def changed(config: Any, values: Mapping[str, Any]) -> Any:
+    """Settings with other values, each named as `section.name`; what has no such value already stays."""
+    for setting, value in values.items():
+        section, _, name = setting.rpartition(".")
+        part = getattr(config, section) if section else config
+        part = part.model_copy(update={name: value})
+        config = config.model_copy(update={section: part}) if section else part
+    return config
+
+
+def _in_words(config: Any, setting: str, value: Any) -> str:
+    section, _, name = setting.rpartition(".")
+    found = getattr(getattr(config, section) if section else config, name)
+    if value is None or value == "":
+        return f"leave out {setting}={found}"
+    if isinstance(value, str):
+        return f"set {setting}={value} instead of {found}"
+    return f"lower {setting}={found}"
