@@ -26,6 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from understudy.compute import ON_CPU, Compute
+from understudy.cores import memory_limit
 from understudy.errors import InputError
 from understudy.models.attention import Attention, implementation
 from understudy.models.causality import reads_ahead
@@ -110,7 +111,8 @@ def load_model(
 
     Raises:
         InputError: when the model is unknown, not on this machine, incomplete, not the one that is meant, needs
-            code of its own, is an encoder or an encoder-decoder, or has logits that are not its output head's.
+            code of its own, is an encoder or an encoder-decoder, has logits that are not its output head's, or has
+            larger weights than this machine has memory.
     """
     folder, name, found = _meant(name_or_path, digest)
     try:
@@ -118,10 +120,12 @@ def load_model(
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             _check_kind(config, name)
             _silence_dropout(config)
+            dtype = compute.dtype_of(numbers := parameter_count(folder))
+            _check_room(name, numbers * dtype.itemsize)
             model, loading = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
-                dtype=(dtype := compute.dtype_of(parameter_count(folder))),
+                dtype=dtype,
                 attn_implementation=implementation(attention, dtype, compute.device),
                 trust_remote_code=False,
                 use_safetensors=True,
@@ -234,6 +238,16 @@ def _check_positions(model: PreTrainedModel, name: str) -> None:
                 f"{layer.num_embeddings - layer.padding_idx - 1}, as of RoBERTa, an encoder whose positions begin "
                 "behind its padding token; choose a model that writes"
             )
+
+
+def _check_room(name: str, weights: int) -> None:
+    """Refuse weights that the memory cannot hold, on whichever device: they are read by the processor."""
+    limit = memory_limit()
+    if weights > limit:
+        raise InputError(
+            f"model={name!r} has weights of {weights / 2**30:.1f} GiB, this machine allows {limit / 2**30:.1f}: "
+            "expected a model that fits; choose a smaller one, or a machine with more memory"
+        )
 
 
 def _check_kind(config: Any, name: str) -> None:

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, RobertaConf
 
 from understudy.errors import InputError
 from understudy.generation.prompts import encode_text
-from understudy.models.folders import ADAPTER, folder_digest, model_folder
+from understudy.models import loading
+from understudy.models.folders import ADAPTER, folder_digest, model_folder, parameter_count
 from understudy.models.loading import load_model
 from understudy.models.stored import WANTED, WANTED_BESIDE, WANTED_TOKENIZER
 from understudy.shipped import MODELS
@@ -222,6 +223,16 @@ def test_unknown_path_is_not_looked_up_on_the_hub(tmp_path):
 def test_folder_without_config_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
         load_model(tmp_path)
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(folder, monkeypatch):
+    weights = 4 * parameter_count(folder)
+    monkeypatch.setattr(loading, "memory_limit", lambda: weights)
+    assert load_model(folder)
+    monkeypatch.setattr(loading, "memory_limit", lambda: weights - 1)
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", pytest.fail)
+    with pytest.raises(InputError, match=r"weights of 0\.0 GiB, this machine allows 0\.0: expected a model that fits"):
+        load_model(folder)
 
 
 def test_pickled_weights_are_refused(folder):

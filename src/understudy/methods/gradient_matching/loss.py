@@ -21,6 +21,7 @@ Objective = Callable[[Tensor], Tensor]
 
 # Below any norm that float32 can tell from 0: a label without rows has target 0, hence cosine 0 and no gradient.
 _TINY = 1e-30
+_AT_ONCE = 1 << 20  # numbers of a target that are widened at a time
 
 
 def matching_loss(space: TargetSpace, hidden: Tensor, logits: Tensor, labels: Tensor, target: Tensor) -> Tensor:
@@ -41,8 +42,11 @@ def matching_loss(space: TargetSpace, hidden: Tensor, logits: Tensor, labels: Te
 
 def target_norms(target: Tensor) -> Tensor:
     """Norm `(K,)` of each label's target, in float64: private unless the target was noised."""
-    norms: Tensor = torch.linalg.vector_norm(target.flatten(1), dim=1, dtype=torch.float64)
-    return norms
+    # In parts: of a head's gradient copies in float64 would take several times what a matching does.
+    parts = target.flatten(1).split(_AT_ONCE, dim=1)
+    norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts], dim=1)
+    whole: Tensor = torch.linalg.vector_norm(norms, dim=1)
+    return whole
 
 
 def objective(model: Any, space: TargetSpace, target: Tensor, verbalizer: Verbalizer, labels: Tensor) -> Objective:
