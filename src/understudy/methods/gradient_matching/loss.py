@@ -43,7 +43,7 @@ def matching_loss(space: TargetSpace, hidden: Tensor, logits: Tensor, labels: Te
 def target_norms(target: Tensor) -> Tensor:
     """Norm `(K,)` of each label's target, in float64: private unless the target was noised."""
     # In parts: of a head's gradient copies in float64 would take several times what a matching does.
-    parts = target.flatten(1).split(_AT_ONCE, dim=1)
+    parts = torch.split(target.flatten(1), _AT_ONCE, dim=1)
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts], dim=1)
     whole: Tensor = torch.linalg.vector_norm(norms, dim=1)
     return whole
