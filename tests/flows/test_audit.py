@@ -196,6 +196,7 @@ def test_secrets_are_guessed_where_a_run_releases_a_model(
         assert sorted(read) == ["guesses"] * 3 + ["losses-of-secrets"], "the public model reads once for all three runs"
 
 
+@pytest.mark.slow
 def test_an_audit_that_dies_beside_the_export_of_its_claim_leaves_none_when_it_goes_on_or_is_purged(
     words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
 ):

@@ -223,6 +223,7 @@ def test_twenty_kills_at_random_moments(method, tmp_path, command_of, in_home):
     check_kills(command_of(method), moments, tmp_path, in_home)
 
 
+@pytest.mark.slow
 def test_a_run_killed_amid_its_rounds_goes_on_after_the_last_of_them(
     prefect_server, small_measures, tmp_path, command_of, in_home
 ):
