@@ -53,10 +53,9 @@ def _from_json(text: str) -> tuple[str, ...] | dict[str, str]:
     """Names, or value -> name, as JSON: they may hold commas and equals signs."""
     try:
         pairs = json.loads(text, object_pairs_hook=tuple)
-    except ValueError:
+    except (ValueError, RecursionError):
         pairs = None
-    names = isinstance(pairs, list) and all(isinstance(name, str) for name in pairs)
-    if names:
+    if isinstance(pairs, list) and all(isinstance(name, str) for name in pairs):
         return tuple(pairs)
     if isinstance(pairs, tuple) and len(dict(pairs)) == len(pairs) and all(isinstance(name, str) for _, name in pairs):
         return dict(pairs)

@@ -273,7 +273,18 @@ def test_label_lists_may_be_json():
     assert parse_label_names('{"1,5": "news, sport", "2": "{x}"}') == {"1,5": "news, sport", "2": "{x}"}
 
 
-@pytest.mark.parametrize("text", ["[a],[b]", "{", '["a", 1]', '{"0": 1}', '{"0": "a", "0": "b"}', '[{"0": "a"}]'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a],[b]",
+        "{",
+        pytest.param("[" * 5_000, id="deep"),
+        '["a", 1]',
+        '{"0": 1}',
+        '{"0": "a", "0": "b"}',
+        '[{"0": "a"}]',
+    ],
+)
 def test_what_begins_as_json_and_is_no_list_of_labels_is_refused(text):
     with pytest.raises(InputError, match=re.escape(f"--label-names {text}: ") + ".*JSON.*such as '{.*}'"):
         parse_label_names(text)
