@@ -235,6 +235,7 @@ def test_an_audit_that_dies_beside_the_export_of_its_claim_leaves_none_when_it_g
         assert [path for path in out.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_what_a_run_releases_where_an_audit_was_killed_outlives_a_purge(
     words, table, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
 ):
@@ -313,6 +314,7 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
 
 
+@pytest.mark.slow
 def test_the_python_api_and_a_flow_that_prefect_starts_and_retries_find_the_same(
     table, on_path, prefect_server, in_home, tmp_path, monkeypatch
 ):
@@ -444,6 +446,7 @@ def test_another_report_is_not_overwritten(words, on_path, prefect_server, in_ho
     assert "comparison" in report.read_text()
 
 
+@pytest.mark.slow
 def test_what_an_attack_found_outlasts_a_gc_hours_later(table, on_path, prefect_server, in_home, tmp_path, monkeypatch):
     """With a large model hours lie between the attack on a control and the report."""
     from understudy.flows import audit as module

@@ -384,6 +384,7 @@ def test_a_run_says_that_a_misspelt_variable_changes_nothing(words, call, monkey
     assert "the nearest is UNDERSTUDY_HOME;" in said
 
 
+@pytest.mark.slow
 def test_what_is_chosen_on_own_texts_is_said_once_because_it_can_take_minutes(words, call):
     asked = [*words(), "--set", "train.learning_rate=auto", "--set", "train.l2_clip_norm=auto", "--dry-run"]
     code, said = call(*asked)
@@ -666,6 +667,7 @@ def test_a_layer_without_per_example_gradients_is_named(call, words, tmp_path, m
     assert "LoRA" in said
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_pad_token_is_handled_and_said(call, words, random_model_folder, tmp_path):
     folder = tmp_path / "no-pad"
     shutil.copytree(random_model_folder, folder)

@@ -205,6 +205,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_a_statement_under_the_charge_of_a_comparison_says_so_once_wherever_the_run_is_repeated(
     methods, words, call, tmp_path, prefect_server, data
 ):
@@ -288,6 +289,7 @@ def broken(function, *, seed):
     return fails
 
 
+@pytest.mark.slow
 def test_a_failed_run_hides_no_other_and_the_same_command_goes_on(
     methods, words, call, tmp_path, prefect_server, monkeypatch
 ):
@@ -314,6 +316,7 @@ def test_a_failed_run_hides_no_other_and_the_same_command_goes_on(
     assert not (out / "bag-of-words-epsinf-seed0/export").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_it_that_is_deleted_on_the_server_is_told_and_found_again(
     methods, words, call, tmp_path, prefect_server, monkeypatch
 ):

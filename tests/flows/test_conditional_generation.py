@@ -202,6 +202,7 @@ def test_labels_read_from_the_rows_take_the_guarantee_from_the_statement(run, re
         validate(request_of(data=str(path), label_names=None), "conditional-generation")
 
 
+@pytest.mark.slow
 def test_a_base_model_that_changes_in_place_is_another_one_for_every_task(
     run, request_of, random_model_folder, tmp_path
 ):

@@ -79,6 +79,7 @@ def test_a_statement_says_that_rows_are_held_out_only_where_they_are(on_path, pr
     assert rules["apart"].startswith("no row is held out")
 
 
+@pytest.mark.slow
 def test_a_run_without_noise_says_nothing_of_how_many_rows_it_made(on_path, prefect_server, in_home, call, tmp_path):
     """Nothing is told of a private output; `rows none` read as if it had none."""
     words = ("run", "bag-of-words", *RUNS["bag-of-words"], "--epsilon", "inf", "--out", tmp_path / "out")

@@ -119,6 +119,7 @@ def test_real_rows_stay_until_sharing_them_is_asked_for(
     assert not (tmp_path / "out").exists(), "real rows were not released, so they do not stay"
 
 
+@pytest.mark.slow
 def test_another_model_may_choose_the_rows(run_flow, plain, tmp_path, monkeypatch):
     """Its embeddings are those of its own vocabulary; without it, those of the run's model. Experts stay."""
     vocabularies, plain_scores = [], carriers.less_scores
@@ -229,6 +230,7 @@ def test_a_copy_of_private_rows_is_no_public_table(
     assert Ledger.open().sources() == ()
 
 
+@pytest.mark.slow
 def test_private_rows_that_took_the_place_of_public_ones_meanwhile_are_not_published(
     run_flow, plain, pairs, tmp_path, monkeypatch
 ):
