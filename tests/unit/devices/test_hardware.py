@@ -224,22 +224,27 @@ def test_tasks_multiply_whole_numbers_whatever_the_script_around_them_asked_for(
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("told", ["OMP_THREAD_LIMIT=1", "OMP_MAX_ACTIVE_LEVELS=0"])
-def test_what_makes_torch_cut_a_sum_for_fewer_threads_is_another_kind(told):
-    """Torch says that it has two, and the last bits say one."""
+def said_of_sums(**told: str) -> list[str]:
+    """Sums, threads and kind, by a process whose environment has these variables of OpenMP and no other."""
     script = (
         "import torch\nfrom understudy.hardware import kind\ntorch.set_num_threads(2)\n"
         "numbers = torch.randn(16, 1 << 18, generator=torch.Generator().manual_seed(0))\n"
         "print(torch.stack([row.sum() for row in numbers]).tolist())\nprint(torch.get_num_threads())\nprint(kind())"
     )
-    name, value = told.split("=")
-    plain = {other: kept for other, kept in os.environ.items() if not other.startswith("OMP_")}
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    run = [sys.executable, "-c", script]
+    return subprocess.run(run, env=plain | told, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    def said(environment: dict[str, str]) -> list[str]:
-        run = [sys.executable, "-c", script]
-        return subprocess.run(run, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
-    (sums, threads, kind), (others, same, other) = said(plain), said({**plain, name: value})
+@pytest.fixture(scope="module")
+def said_where_nothing_is_told():
+    return said_of_sums()
+
+
+@pytest.mark.parametrize("told", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_MAX_ACTIVE_LEVELS": "0"}], ids=str)
+def test_what_makes_torch_cut_a_sum_for_fewer_threads_is_another_kind(told, said_where_nothing_is_told):
+    """Torch says that it has two, and the last bits say one."""
+    (sums, threads, kind), (others, same, other) = said_where_nothing_is_told, said_of_sums(**told)
     assert threads == same == "2"
     assert sums != others
     assert kind != other

@@ -4,12 +4,19 @@ import itertools
 import math
 
 import pytest
+from quick_models import take_shallow
 
 from understudy.methods.method import Promise
 from understudy.methods.trajectory_matching import preparation
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig, promised
 
 ROWS = 100
+
+
+@pytest.fixture(autouse=True)
+def one_layer(monkeypatch, shallow_models):
+    """Steps are counted, not timed: models of one layer take the same ones."""
+    take_shallow(monkeypatch, shallow_models)
 
 
 def seconds(**more):
