@@ -332,6 +332,18 @@ LOOKALIKES = [
     ("b", "\x00b\x7f"),
     ("\xe9", "e\u200b\u0301"),
     ("", "\u3164"),
+    # What a spreadsheet or a telephone writes for a hyphen, an apostrophe and a quotation mark.
+    ("anna-lee", "anna\u2010lee"),
+    ("anna-lee", "Anna\u2013Lee"),
+    ("a-1", "a\u22121"),
+    ("O'Brien", "O\u2019Brien"),
+    ("O'Brien", "O\xb4Brien"),
+    ('"7"', "\u201e7\u201c"),
+    ("a/b", "a\u2044b"),
+    # Letters of a Cyrillic and of a Greek keyboard.
+    ("C-12", "\u0421-12"),
+    ("B12", "\u041212"),
+    ("TOM", "\u03a4\u039f\u039c"),
 ]
 
 
@@ -351,7 +363,10 @@ def test_lookalikes_are_named_by_the_users_own_column():
         check_clients(table, ClientColumns(client="who", text="what"))
 
 
-@pytest.mark.parametrize("names", [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"]])
+@pytest.mark.parametrize(
+    "names",
+    [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"], ["a-1", "a1"], ["a-b", "a_b"], ["да", "нет"]],
+)
 def test_identifiers_of_another_look_are_other_clients(names):
     rows = check_clients(pa.table({"client_id": names, "text": ["x", "y"]}))
     assert rows.table["client_id"].to_pylist() == names
