@@ -21,6 +21,7 @@ from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.purged_source import unless_purged
 from understudy.flows.run_in_words import tell_of_report
+from understudy.flows.run_name import name_of_deployed
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.locks import holder_of, locked_one
@@ -50,7 +51,7 @@ from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
-@flow(name="audit", persist_result=True, result_serializer="json")
+@flow(name="audit", flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def audit(request: AuditRequest) -> Audited:
     """A method and private rows in; what attackers find out of such a run, beside two controls, out."""
     with beating(), ExitStack() as stack:

@@ -20,6 +20,7 @@ from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.run_in_words import tell_of_report
+from understudy.flows.run_name import name_of_deployed
 from understudy.flows.worker_places import check_places
 from understudy.runs.comparisons.report import Compared, complete_comparison, shortfall_of
 from understudy.runs.comparisons.request import CompareRequest
@@ -32,7 +33,7 @@ from understudy.tasks.engine.run_record import OUT, SOURCES
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
-@flow(name="compare", persist_result=True, result_serializer="json")
+@flow(name="compare", flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def compare(request: CompareRequest) -> Compared:
     """Several methods, epsilons and seeds on the same private rows in, one internal report of all runs out."""
     with comparison_of(request) as (comparison, tracked):
