@@ -88,6 +88,15 @@ def different_texts(table: pa.Table) -> set[tuple[str, ...]]:
     return {tuple(normalise(text) for text in row) for row in rows if row[0] is not None}
 
 
+def are_mostly_the_same(table: pa.Table, other: pa.Table) -> bool:
+    """Whether more than half of the different texts of the smaller of two checked tables are in the other one too.
+
+    Rows without a word count for neither.
+    """
+    one, another = (set(filter(any, different_texts(each))) for each in (table, other))
+    return 2 * len(one & another) > min(len(one), len(another))
+
+
 def client_digests(table: pa.Table) -> list[bytes]:
     """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from understudy.data.columns import alike, label_values, require, strings
-from understudy.data.digests import canonical_digest, client_digests, different_texts, look, normalise, row_digests
+from understudy.data.digests import are_mostly_the_same, canonical_digest, client_digests, look, normalise, row_digests
 from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
 from understudy.data.labels import (
     declared_names,
@@ -46,6 +46,7 @@ __all__ = [
     "LabelledColumns",
     "LabelledRows",
     "RowKind",
+    "are_mostly_the_same",
     "canonical_digest",
     "check_clients",
     "check_instructions",
@@ -53,7 +54,6 @@ __all__ = [
     "check_texts",
     "client_digests",
     "declared_names",
-    "different_texts",
     "labels_found",
     "named_labels",
     "normalise",

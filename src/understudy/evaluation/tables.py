@@ -15,7 +15,9 @@ from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
 
-SAME_ROWS: Final = "--test: expected rows that nothing was trained on, found the rows of --real; name others"
+SAME_ROWS: Final = (
+    "--test: expected rows that nothing was trained on, found the rows of --real or most of them; name others"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def read_tables(
     with _told_of("synthetic", synthetic):
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
-    if tables.different_texts(train_rows.table) == tables.different_texts(test_rows.table):
+    if tables.are_mostly_the_same(train_rows.table, test_rows.table):
         raise RowError(SAME_ROWS)
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
 
