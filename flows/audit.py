@@ -9,9 +9,8 @@ its folder, so of two audits of one folder the second waits for the first.
 
 from __future__ import annotations
 
-import hashlib
 import json
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 from prefect import flow
@@ -22,9 +21,9 @@ from understudy.flows.paid_run import check_ledger
 from understudy.flows.purged_source import unless_purged
 from understudy.flows.run_in_words import tell_of_report
 from understudy.flows.run_name import name_of_deployed
+from understudy.flows.turns_in_folder import alone_in
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
-from understudy.locks import holder_of, locked_one
 from understudy.methods import registry
 from understudy.runs.audits.request import AuditRequest
 from understudy.runs.audits.runs import (
@@ -40,12 +39,10 @@ from understudy.runs.audits.runs import (
 from understudy.runs.audits.withheld import withheld_export
 from understudy.runs.folders import read_record
 from understudy.runs.run_plan import RunPlan, run_key
-from understudy.settings import private_directory, settings
 from understudy.tasks.auditing import Attacked, Audited, attack, caught, conclusive, report_audit
 from understudy.tasks.canary_secrets import guess_secrets, read_by_public_model
 from understudy.tasks.engine.failures import closed_up
 from understudy.tasks.engine.heartbeat import beating
-from understudy.tasks.engine.progress import say_waiting
 from understudy.tasks.engine.run_record import OUT, SOURCES
 from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
@@ -81,15 +78,6 @@ def audit(request: AuditRequest) -> Audited:
         )
         tell_of_report(tracked, ended.report)
         return conclusive(ended)
-
-
-def alone_in(out: str) -> AbstractContextManager[int]:
-    """Within it no other audit of this home works in the folder; one that does is waited for."""
-    name = hashlib.sha256(str(Path(out).expanduser().absolute()).encode()).hexdigest()[:32]
-    lock = private_directory(settings().locks_root / "audits") / f"{name}.lock"
-    return locked_one(
-        (lock,), say_waiting(lambda: f"for process {holder_of(lock) or 'unknown'}, whose audit is in {out}")
-    )
 
 
 def _attack(

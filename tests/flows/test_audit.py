@@ -318,13 +318,14 @@ def test_no_other_audit_works_in_the_folder_while_a_run_is_made_and_attacked(
 ):
     """Another one would put its own run there, and the attack would read that."""
     from understudy.flows import audit
+    from understudy.locks import locked_one
 
     seen = []
 
     def entered_by_another(made):
         def call_it(*given, **named):
             try:
-                with audit.locked_one(locks, waiting=lambda _: 1 / 0):
+                with locked_one(locks, waiting=lambda _: 1 / 0):
                     seen.append(True)
             except ZeroDivisionError:
                 seen.append(False)
@@ -335,13 +336,13 @@ def test_no_other_audit_works_in_the_folder_while_a_run_is_made_and_attacked(
     with in_home(tmp_path / "home") as home:
         out = str(tmp_path / "audit")
         with audit.alone_in(out):
-            locks = list((home / "locks/audits").iterdir())
+            locks = list((home / "locks/folders").iterdir())
         for name in ("inner_run", "attack"):
             monkeypatch.setattr(audit, name, entered_by_another(getattr(audit, name)))
         code, said = call(*words)
         assert code == 0, said
         assert seen == [False] * 6
-        with audit.locked_one(locks, waiting=lambda _: 1 / 0):
+        with locked_one(locks, waiting=lambda _: 1 / 0):
             pass
 
 
