@@ -11,6 +11,7 @@ from typing import Final
 import pyarrow as pa
 
 from understudy.data import tables
+from understudy.data.columns import among_columns
 from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
@@ -109,10 +110,9 @@ def _require_labels(table: pa.Table, column: str, *, remedy: str) -> None:
         InputError: saying that labels are needed, and how to name their column.
     """
     if column not in table.column_names:
-        count = len(table.column_names)
         raise InputError(
             f"expected a column {column!r} with labels, for labelled texts alone can be evaluated, found none of that "
-            f"name among {count} column{'' if count == 1 else 's'}; if it has another name, {remedy}"
+            f"name{among_columns(table)}; if it has another name, {remedy}"
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.data.columns import require
 from understudy.data.readers import same_source
 from understudy.data.tables import (
     CLIENT_SCHEMA,
@@ -494,3 +495,19 @@ def test_a_label_that_differs_in_case_or_white_space_alone_is_told_so(written):
     with pytest.raises(RowError, match=r"row 0: .*'positive'.*but for case or white space; .*--label-names") as refused:
         check_labelled(table, LabelledColumns(label_names=NAMES))
     assert written not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["--label-column", None])
+def test_a_missing_column_is_told_alike_whatever_else_a_single_row_of_jsonl_has(option, tmp_path):
+    """Prefect keeps what is said of a column; which names there are is the rows' own there, and for the terminal."""
+
+    def refused(row, kind=InputError):
+        rows = [{"text": "a"}, {"text": "b"} | row, {"text": "c"}]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(InputError) as caught:
+            require(read_source(str(tmp_path / "rows.jsonl")), "label", option=option)
+        assert type(caught.value) is kind
+        return str(caught.value)
+
+    assert refused({}) == refused({"diagnosis": "x"}) == refused({"a": 1, "b": 2})
+    assert "in case or white space alone" in refused({" Label": "x"}, RowError)
