@@ -3,7 +3,8 @@
 rows with canaries, no noise -> attack --+
 rows without, no noise -------> attack --+-> (if the first is caught) the run as asked for -> attack -> report
 
-An attack guesses coins and, where the run releases a language model, secrets of canaries.
+An attack guesses coins and, where the run releases a language model, secrets of canaries. It reads what the run left in
+its folder, so of two audits of one folder the second waits for the first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.purged_source import unless_purged
 from understudy.flows.run_in_words import tell_of_report
+from understudy.flows.run_name import name_of_deployed
+from understudy.flows.turns_in_folder import alone_in
 from understudy.flows.worker_places import check_places
 from understudy.lazy import load
 from understudy.methods import registry
@@ -45,12 +48,13 @@ from understudy.tasks.engine.runtime import code_digest
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
-@flow(name="audit", persist_result=True, result_serializer="json")
+@flow(name="audit", flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def audit(request: AuditRequest) -> Audited:
     """A method and private rows in; what attackers find out of such a run, beside two controls, out."""
     with beating(), ExitStack() as stack:
         check_places(out=request.run.out)
         check_ledger()
+        stack.enter_context(alone_in(request.run.out))
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         plan = closed_up("validate", lambda: stack.enter_context(planned(request)))
         claim = plan.plans["claim"]

@@ -3,7 +3,7 @@
 request -> validate all, check the total -> the method's own flow for each run, one after another -> report
 
 Each run is charged by itself, under its own flow, into a folder of its own, as if it had been started alone. Nothing is
-charged unless the budget allows all of them.
+charged unless the budget allows all of them. Of two comparisons in one folder the second waits for the first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prefect import flow
@@ -20,6 +20,8 @@ from understudy.errors import BudgetRefused, UnderstudyError
 from understudy.flows.inner_run import inner_run
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.run_in_words import tell_of_report
+from understudy.flows.run_name import name_of_deployed
+from understudy.flows.turns_in_folder import alone_in
 from understudy.flows.worker_places import check_places
 from understudy.runs.comparisons.report import Compared, complete_comparison, shortfall_of
 from understudy.runs.comparisons.request import CompareRequest
@@ -32,7 +34,7 @@ from understudy.tasks.engine.run_record import OUT, SOURCES
 from understudy.tasks.engine.tracking import add_to_parent, parent_run
 
 
-@flow(name="compare", persist_result=True, result_serializer="json")
+@flow(name="compare", flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def compare(request: CompareRequest) -> Compared:
     """Several methods, epsilons and seeds on the same private rows in, one internal report of all runs out."""
     with comparison_of(request) as (comparison, tracked):
@@ -48,9 +50,10 @@ def compare(request: CompareRequest) -> Compared:
 @contextmanager
 def comparison_of(request: CompareRequest) -> Iterator[tuple[Comparison, str]]:
     """Validate and register all runs of a comparison; what happens inside belongs to its parent run, which is given."""
-    with beating():
+    with beating(), ExitStack() as stack:
         check_places(out=str(request.run.out))
         check_ledger()
+        stack.enter_context(alone_in(str(request.run.out)))
         # What is wrong with a row is for the client's terminal: Prefect keeps the text of every error.
         comparison = closed_up("validate", lambda: registered_comparison(request))
         runs = comparison.runs

@@ -13,6 +13,7 @@ from prefect import flow
 
 from understudy.evaluation.config import EvaluationConfig
 from understudy.flows.paid_run import paid_run
+from understudy.flows.run_name import name_of_deployed
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
@@ -24,7 +25,7 @@ from understudy.tasks.evaluation import evaluate, merge_metrics
 METHOD = "conditional-generation"
 
 
-@flow(name=METHOD, persist_result=True, result_serializer="json")
+@flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def conditional_generation(request: RunRequest) -> Exported:
     """Private labelled texts in, synthetic labelled texts with their privacy statement out."""
     with paid_run(request, ConditionalGenerationConfig, code_digest(train.fn)) as run:

@@ -13,6 +13,7 @@ from prefect import flow, get_run_logger
 
 from understudy.flows.paid_run import check_ledger
 from understudy.flows.run_in_words import tell_of_report
+from understudy.flows.run_name import name_of_deployed
 from understudy.flows.worker_places import check_places
 from understudy.runs.evaluations.inputs import artifact_evaluated, check_evaluation
 from understudy.runs.evaluations.request import EvaluateRequest
@@ -23,7 +24,7 @@ from understudy.tasks.engine.tracking import add_to_parent, parent_run
 from understudy.tasks.table_evaluation import Evaluated, report_evaluation
 
 
-@flow(name="evaluate", persist_result=True, result_serializer="json")
+@flow(name="evaluate", flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def evaluate(request: EvaluateRequest) -> Evaluated:
     """A synthetic table and real rows in, an internal report on how well the one stands in for the others out."""
     with beating():

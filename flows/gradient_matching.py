@@ -13,6 +13,7 @@ from prefect import flow, unmapped
 from understudy.artifacts.access import ArtifactRef, read_json
 from understudy.evaluation.config import EvaluationConfig
 from understudy.flows.paid_run import paid_run
+from understudy.flows.run_name import name_of_deployed
 from understudy.generation.config import SamplingConfig
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
@@ -28,7 +29,7 @@ from understudy.tasks.gradient_matching import evaluate_matching, match, match_f
 METHOD = "gradient-matching"
 
 
-@flow(name=METHOD, persist_result=True, result_serializer="json")
+@flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def gradient_matching(request: RunRequest) -> Exported:
     """Private labelled texts in, a noised gradient per label and readable texts that match it out."""
     with paid_run(request, GradientMatchingConfig, code_digest(release.fn)) as run:

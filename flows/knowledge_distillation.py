@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter
 from understudy.artifacts.access import ArtifactRef
 from understudy.artifacts.zone_keys import public_key
 from understudy.flows.paid_run import paid_run, working_zone
+from understudy.flows.run_name import name_of_deployed
 from understudy.flows.server_side import ServerSide, Signed
 from understudy.frozen import Frozen
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig
@@ -89,7 +90,7 @@ Step = Annotated[WritePairs | Improve | TuneBase, Field(discriminator="step")]
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=METHOD, persist_result=True, result_serializer="json")
+@flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def knowledge_distillation(request: RunRequest) -> Exported:
     """Private pairs in, synthetic pairs and the model tuned on them out, with their statement."""
     zone = working_zone(request)

@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.paid_run import paid_run, working_zone
+from understudy.flows.run_name import name_of_deployed
 from understudy.flows.server_side import ServerSide, Signed
 from understudy.frozen import Frozen
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
@@ -102,7 +103,7 @@ Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="s
 SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
 
 
-@flow(name=METHOD, persist_result=True, result_serializer="json")
+@flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def preference_optimization(request: RunRequest) -> Exported:
     """Texts of private clients in, synthetic texts and the model that wrote them out, with their statement."""
     zone = working_zone(request)

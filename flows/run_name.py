@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
+import re
+from typing import Final, TypeVar
 
 from prefect import Flow
+from prefect.context import FlowRunContext
 from prefect.exceptions import CancelledRun
 from prefect.utilities.names import generate_slug
 
@@ -17,21 +19,22 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
+# As Prefect names a run that nobody has named.
+_BY_CHANCE: Final = re.compile(r"[a-z]+-[a-z]+")
 
 
 def run_named(flow: Flow[[Q], R], request: Q) -> R:
     """Run a flow under a name that tells it from others in Prefect's UI, as `audit-reviews-lucky-otter`.
 
     Args:
-        flow: started here, by a command or from Python; a run of a deployment has the name that its maker gave it.
+        flow: started here, by a command or from Python.
         request: its one parameter.
 
     Raises:
         UnderstudyError: the run was cancelled on the Prefect server, or deleted there, or the server was lost before
             the run came to its end.
     """
-    source = getattr(getattr(request, "run", request), "source", None)
-    name = "-".join(filter(None, (flow.name, source, generate_slug(2))))
+    name = _name(flow.name, request, generate_slug(2))
     # A function, for Prefect would take a string for a template.
     named, made = flow.with_options(flow_run_name=lambda: name), list[R]()
     named.fn = keeping(named.fn, made)
@@ -51,3 +54,22 @@ def run_named(flow: Flow[[Q], R], request: Q) -> R:
         f"flow run {name}: expected to run to its end, found it cancelled on the Prefect server; call the same again "
         "to go on with it"
     )
+
+
+def name_of_deployed() -> str:
+    """The name of the flow run that is about to begin, of a deployment: its maker's, or its method, source and words.
+
+    Prefect calls this at each beginning, also of a retry, which has its name already.
+    """
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow is None or context.parameters is None:
+        raise UnderstudyError("expected a flow run that begins; name it in `flow_run_name` of a flow")
+    given = context.flow_run.name
+    if not _BY_CHANCE.fullmatch(given):
+        return given
+    return _name(context.flow.name, context.parameters["request"], given)
+
+
+def _name(flow: str, request: object, words: str) -> str:
+    source = getattr(getattr(request, "run", request), "source", None)
+    return "-".join(filter(None, (flow, source, words)))

@@ -10,6 +10,7 @@ from prefect import flow, unmapped
 
 from understudy.artifacts.access import ArtifactRef
 from understudy.flows.paid_run import paid_run
+from understudy.flows.run_name import name_of_deployed
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.runs.exported import Exported
 from understudy.runs.request import RunRequest
@@ -29,7 +30,7 @@ from understudy.tasks.trajectory_matching import (
 METHOD = "trajectory-matching"
 
 
-@flow(name=METHOD, persist_result=True, result_serializer="json")
+@flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")
 def trajectory_matching(request: RunRequest) -> Exported:
     """Instructions with responses in, a few of them behind learned pseudo tokens out."""
     with paid_run(request, TrajectoryMatchingConfig, code_digest(train_expert.fn)) as run:

@@ -314,6 +314,39 @@ def test_an_audit_whose_attack_is_too_weak_charges_nothing(
         assert "audit.one_run.data.auc" in figures_in(tmp_path / "audit")
 
 
+def test_no_other_audit_works_in_the_folder_while_a_run_is_made_and_attacked(
+    words, on_path, prefect_server, in_home, call, tmp_path, monkeypatch
+):
+    """Another one would put its own run there, and the attack would read that."""
+    from understudy.flows import audit
+    from understudy.locks import locked_one
+
+    seen = []
+
+    def entered_by_another(made):
+        def call_it(*given, **named):
+            try:
+                with locked_one(locks, waiting=lambda _: 1 / 0):
+                    seen.append(True)
+            except ZeroDivisionError:
+                seen.append(False)
+            return made(*given, **named)
+
+        return call_it
+
+    with in_home(tmp_path / "home") as home:
+        out = str(tmp_path / "audit")
+        with audit.alone_in(out):
+            locks = list((home / "locks/folders").iterdir())
+        for name in ("inner_run", "attack"):
+            monkeypatch.setattr(audit, name, entered_by_another(getattr(audit, name)))
+        code, said = call(*words)
+        assert code == 0, said
+        assert seen == [False] * 6
+        with locked_one(locks, waiting=lambda _: 1 / 0):
+            pass
+
+
 @pytest.mark.slow
 def test_the_python_api_and_a_flow_that_prefect_starts_and_retries_find_the_same(
     table, on_path, prefect_server, in_home, tmp_path, monkeypatch

@@ -285,7 +285,8 @@ def test_deeply_nested_rows_are_refused_in_one_line(depth, call, words, tmp_path
 def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path, home, data, private_rows):
     pq.write_table(private_rows.take(list(range(59, -1, -1))), tmp_path / "reversed.parquet")
     (tmp_path / "link.parquet").symlink_to(data)
-    for test in (data, tmp_path / "link.parquet", tmp_path / "reversed.parquet"):
+    pq.write_table(private_rows.slice(7, 20), tmp_path / "part.parquet")
+    for test in (data, *(tmp_path / f"{name}.parquet" for name in ("link", "reversed", "part"))):
         code, said = call(*words(test=test))
         assert code == 2, said
         assert said.count("\n") == 1
@@ -296,7 +297,8 @@ def test_rows_to_measure_on_are_not_those_of_the_training(call, words, tmp_path,
 
 def test_evaluate_refuses_the_same_rows_as_seen_and_never_seen(call, tmp_path, data, private_rows):
     pq.write_table(private_rows.take(list(range(59, -1, -1))), tmp_path / "reversed.parquet")
-    for test in (data, tmp_path / "reversed.parquet"):
+    pq.write_table(private_rows.slice(7, 20), tmp_path / "part.parquet")
+    for test in (data, tmp_path / "reversed.parquet", tmp_path / "part.parquet"):
         given = {"synthetic": data, "real": data, "test": test}
         code, said = call("evaluate", "--out", tmp_path / "out", *(w for n, v in given.items() for w in (f"--{n}", v)))
         assert (code, said.count("\n")) == (2, 1), said

@@ -416,6 +416,56 @@ def test_a_budget_that_another_spends_meanwhile_ends_the_comparison(
         module.compare(request(data, tmp_path / "out"))
 
 
+def test_figures_of_another_run_that_took_a_folder_over_are_not_told_as_those_of_a_run_that_was_compared(
+    methods, words, call, data, tmp_path, prefect_server, monkeypatch
+):
+    from understudy.flows import compare as module
+
+    track, folder = module._track, tmp_path / "out/bag-of-words-eps8-seed0"
+
+    def take_over(*given):
+        named = ("--source", "ward", "--label-names", "bad,good", "--delta", "2e-4", "--samples", 12)
+        code, said = call("run", "bag-of-words", "--data", data, *named, "--epsilon", 8, "--out", folder)
+        assert code == 0, said
+        return track(*given)
+
+    asked = words("bag-of-words", epsilon="8", seeds="0", budget="30,1e-3")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_track", take_over)
+        code, said = call(*asked)
+    assert code != 0, said
+    assert "expected the results of bag-of-words-eps8-seed0, found those of charge" in " ".join(said.split())
+    assert not (tmp_path / "out/report.json").exists()
+    charged = Ledger.open().spent("ward")
+    code, said = call(*asked)
+    assert code == 0, said
+    assert Ledger.open().spent("ward") == charged
+
+
+def test_no_other_comparison_works_in_the_folder_until_the_report_is_written(
+    methods, words, call, tmp_path, prefect_server, monkeypatch, home
+):
+    """Another one would put its own runs there, with other settings, and their figures into this report."""
+    from understudy.flows import compare as module
+    from understudy.locks import try_lock
+
+    seen = []
+
+    def entered_by_another(made):
+        def call_it(*given, **named):
+            (lock,) = (home / "locks/folders").iterdir()
+            seen.append(try_lock(lock))
+            return made(*given, **named)
+
+        return call_it
+
+    for name in ("inner_run", "report_comparison"):
+        monkeypatch.setattr(module, name, entered_by_another(getattr(module, name)))
+    code, said = call(*words("bag-of-words", epsilon="8", seeds="0"))
+    assert code == 0, said
+    assert seen == [None] * 2
+
+
 def test_an_interrupt_ends_the_command_and_the_same_command_goes_on(
     methods, words, call, tmp_path, prefect_server, monkeypatch
 ):

@@ -8,6 +8,8 @@ from understudy.errors import InputError, RowError
 
 # Beside a table as it was read: where in its file the names of columns stand, in words. Not for Parquet.
 NAMES_STAND = b"understudy.names-stand"
+# There, of a file whose rows hold the names: which there are, and how many, says something of single rows.
+IN_EACH_ROW = "each line of a JSONL file holds the names beside its values"
 
 
 def text_columns(table: pa.Table) -> list[str]:
@@ -75,7 +77,8 @@ def alike(name: str, other: str) -> bool:
 def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
     """Refuse a table without rows, or without exactly one column of this name.
 
-    The message names no column that was found: in a file without a header they are the words of a row.
+    The message names no column that was found: in a file without a header they are the words of a row. Where each row
+    has its own, it does not say how many there are either.
 
     Args:
         table: as read.
@@ -84,22 +87,28 @@ def require(table: pa.Table, name: str, *, option: str | None = None) -> None:
 
     Raises:
         InputError: there is no such column, or there are several.
-        RowError: there is no row.
+        RowError: there is no row, or one has a column of nearly that name, where each row has its own.
     """
     if table.num_rows == 0:
         raise RowError("expected at least one row, found an empty table")
+    place = (table.schema.metadata or {}).get(NAMES_STAND, b"").decode()
     found = table.column_names.count(name)
     if found != 1:
-        count = len(table.column_names)
         if not found and any(alike(name, column) for column in table.column_names):
-            raise InputError(
+            raise (RowError if place == IN_EACH_ROW else InputError)(
                 f"expected one column {name!r}, found one whose name differs in case or white space alone; "
                 + (f"give its name with {option} as the file has it" if option else "rename it")
             )
         remedy = f"name another with {option}" if option else "rename one"
-        place = (table.schema.metadata or {}).get(NAMES_STAND, b"").decode()
         hint = f"; {place}" if place else ""
         raise InputError(
-            f"expected one column {name!r}, found {found or 'none'} of that name among "
-            f"{count} column{'' if count == 1 else 's'}; {remedy}{hint}"
+            f"expected one column {name!r}, found {found or 'none'} of that name{among_columns(table)}; {remedy}{hint}"
         )
+
+
+def among_columns(table: pa.Table) -> str:
+    """How many columns there are, in words for behind a name; nothing where each row has its own."""
+    if (table.schema.metadata or {}).get(NAMES_STAND, b"").decode() == IN_EACH_ROW:
+        return ""
+    count = len(table.column_names)
+    return f" among {count} column{'' if count == 1 else 's'}"

@@ -23,6 +23,22 @@ _INVISIBLE = re.compile(
     r"\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _NEITHER_LETTER_NOR_DIGIT = re.compile(r"[\W_]+")
+# Small letters of Cyrillic and of Greek that look like Latin ones, or whose capitals do, and those Latin ones.
+_OTHER_SCRIPTS = (
+    ("авекмнорстухѕіјһԛԝ", "abekmhopctyxsijhqw"),
+    ("αβεζηικμνορτυχ", "abezhikmnoptyx"),
+)
+# What programs write for a hyphen, an apostrophe, a quotation mark and a slash; other forms of them are Unicode's own.
+_SIGNS = {
+    "-": "\u058a\u05be\u2010\u2011\u2012\u2013\u2014\u2015\u2043\u2212",
+    "'": "`\u00b4\u02b9\u02bb\u02bc\u02bd\u02be\u02bf\u2018\u2019\u201a\u201b\u2032\u2035\ua78c",
+    '"': "\u00ab\u00bb\u201c\u201d\u201e\u201f",
+    "/": "\u2044\u2215",
+}
+_LOOKS = str.maketrans(
+    {other: latin for letters in _OTHER_SCRIPTS for other, latin in zip(*letters, strict=True)}
+    | {other: sign for sign, others in _SIGNS.items() for other in others}
+)
 
 
 def row_digests(table: pa.Table) -> list[bytes]:
@@ -72,6 +88,15 @@ def different_texts(table: pa.Table) -> set[tuple[str, ...]]:
     return {tuple(normalise(text) for text in row) for row in rows if row[0] is not None}
 
 
+def are_mostly_the_same(table: pa.Table, other: pa.Table) -> bool:
+    """Whether more than half of the different texts of the smaller of two checked tables are in the other one too.
+
+    Rows without a word count for neither.
+    """
+    one, another = (set(filter(any, different_texts(each))) for each in (table, other))
+    return 2 * len(one & another) > min(len(one), len(another))
+
+
 def client_digests(table: pa.Table) -> list[bytes]:
     """One sha256 per row of a checked table of clients, over the identifier; none for any other table.
 
@@ -106,6 +131,17 @@ def normalise(text: str) -> str:
     """
     shown = _INVISIBLE.sub("", text)
     return " ".join(unicodedata.normalize("NFKC", shown).casefold().split())
+
+
+def look(identifier: str) -> str:
+    r"""What somebody sees of an identifier: normalised, with one sign for all dashes, apostrophes and like letters.
+
+    A keyboard of another script, or a program that corrects punctuation, writes the others.
+
+    >>> look("O\u2019Brien") == look("O'BRIEN"), look("\u0421-12") == look("C\u201312"), look("a-1") == look("a1")
+    (True, True, False)
+    """
+    return normalise(identifier.translate(_LOOKS)).translate(_LOOKS)
 
 
 def _texts(column: pa.ChunkedArray) -> Iterator[list[str | None]]:

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from understudy.data.columns import NAMES_STAND
+from understudy.data.columns import IN_EACH_ROW, NAMES_STAND
 from understudy.data.hub import DEFAULT_SPLIT, HUB, read_hub
 from understudy.errors import InputError, RowError
 from understudy.shipped import SAMPLES
@@ -233,7 +233,7 @@ def _read_jsonl(path: Path) -> pa.Table:
         rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = pa.table({name: _column(path, name, [row.get(name) for row in rows]) for name in names})
-    return table.replace_schema_metadata({NAMES_STAND: "each line of a JSONL file holds the names beside its values"})
+    return table.replace_schema_metadata({NAMES_STAND: IN_EACH_ROW})
 
 
 def _column(path: Path, name: str, values: Sequence[Any]) -> pa.Array:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from understudy.data.columns import alike, label_values, require, strings
-from understudy.data.digests import canonical_digest, client_digests, different_texts, normalise, row_digests
+from understudy.data.digests import are_mostly_the_same, canonical_digest, client_digests, look, normalise, row_digests
 from understudy.data.instructions import INSTRUCTION_SCHEMA, InstructionColumns, InstructionRows, check_instructions
 from understudy.data.labels import (
     declared_names,
@@ -46,6 +46,7 @@ __all__ = [
     "LabelledColumns",
     "LabelledRows",
     "RowKind",
+    "are_mostly_the_same",
     "canonical_digest",
     "check_clients",
     "check_instructions",
@@ -53,7 +54,6 @@ __all__ = [
     "check_texts",
     "client_digests",
     "declared_names",
-    "different_texts",
     "labels_found",
     "named_labels",
     "normalise",
@@ -180,8 +180,8 @@ def check_clients(table: pa.Table, columns: ClientColumns | None = None) -> Clie
     Raises:
         InputError: a column is missing, or the table is empty.
         RowError: an identifier or a text is null or of a wrong type, two identifiers differ only in case, white space,
-            Unicode form or characters that nobody sees, or a client has no text but white space; with the row's index.
-            Or there are fewer than two clients.
+            Unicode form, signs that look the same or characters that nobody sees, or a client has no text but white
+            space; with the row's index. Or there are fewer than two clients.
     """
     columns = columns or ClientColumns()
     require(table, columns.client, option=CLIENT_OPTION)
@@ -205,12 +205,13 @@ def _refuse_lookalikes(clients: Sequence[str], column: str) -> None:
     """Identifiers of one look are one identifier; the row named is the first of the second one."""
     looks: dict[str, tuple[str, int]] = {}
     for row, client in enumerate(clients):
-        first, first_row = looks.setdefault(normalise(client), (client, row))
+        first, first_row = looks.setdefault(look(client), (client, row))
         if first != client:
             raise RowError(
                 f"column {column!r}, row {row}: duplicate client ids: expected the identifier of row {first_row} or "
-                "another, found one that differs from it only in case, white space, Unicode form or characters that "
-                "nobody sees; a client under two identifiers would count twice, so write each client's in one way"
+                "another, found one that differs from it only in case, white space, Unicode form, the kind of dash or "
+                "quotation mark, letters of another script that look the same, or characters that nobody sees; a "
+                "client under two identifiers would count twice, so write each client's in one way"
             )
 
 

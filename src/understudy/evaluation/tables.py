@@ -11,11 +11,14 @@ from typing import Final
 import pyarrow as pa
 
 from understudy.data import tables
+from understudy.data.columns import among_columns
 from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
 
-SAME_ROWS: Final = "--test: expected rows that nothing was trained on, found the rows of --real; name others"
+SAME_ROWS: Final = (
+    "--test: expected rows that nothing was trained on, found the rows of --real or most of them; name others"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def read_tables(
     with _told_of("synthetic", synthetic):
         _require_labels(synthetic_table, "label", remedy="rename it in this file")
         made = _check_synthetic(synthetic_table, label_names, train_rows.label_names)
-    if tables.different_texts(train_rows.table) == tables.different_texts(test_rows.table):
+    if tables.are_mostly_the_same(train_rows.table, test_rows.table):
         raise RowError(SAME_ROWS)
     return ComparedTables(synthetic=made, train=train_rows, test=test_rows)
 
@@ -107,10 +110,9 @@ def _require_labels(table: pa.Table, column: str, *, remedy: str) -> None:
         InputError: saying that labels are needed, and how to name their column.
     """
     if column not in table.column_names:
-        count = len(table.column_names)
         raise InputError(
             f"expected a column {column!r} with labels, for labelled texts alone can be evaluated, found none of that "
-            f"name among {count} column{'' if count == 1 else 's'}; if it has another name, {remedy}"
+            f"name{among_columns(table)}; if it has another name, {remedy}"
         )
 
 

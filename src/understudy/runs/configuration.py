@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from understudy.errors import InputError
 from understudy.methods import registry
+from understudy.models.folders import model_folder
 from understudy.runs.overrides import apply_overrides
+from understudy.runs.public_tables import named_files
 from understudy.runs.request import RunRequest, words_about
 
 
@@ -55,11 +57,28 @@ def profile_named(method: str, config: Any) -> Iterator[None]:
         yield
     except InputError as error:
         said = str(error)
-        names = [name for name, value in _from_profile(method, config).items() if f"model={value!r}" in said]
+        chosen = _from_profile(method, config)
+        names = [name for name, value in chosen.items() if f"model={value!r}" in said]
         if not names:
             raise
         option = "--model NAME" if names[0] == "model" else f"--set {names[0]}=NAME"
-        raise InputError(f"--profile {config.profile} chose the model: {said}; or name another: {option}") from error
+        told = f"--profile {config.profile} chose the model: {said}; or name another: {option}"
+        others = [name for name in named_files(config, {}) if name in chosen and name not in names]
+        raise InputError(told + _missing_too({name: chosen[name] for name in others})) from error
+
+
+def _missing_too(chosen: Mapping[str, str]) -> str:
+    """Which of these settings name a model that is not here either, in words, so that all can be fetched at once."""
+    missing = [f"{name}={value!r}" for name, value in chosen.items() if not _is_here(value)]
+    return f". It chose further models that are missing: {', '.join(missing)}" if missing else ""
+
+
+def _is_here(model: str) -> bool:
+    try:
+        model_folder(model)
+    except InputError:
+        return False
+    return True
 
 
 def _from_profile(method: str, config: Any) -> dict[str, str]:

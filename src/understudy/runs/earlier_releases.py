@@ -25,7 +25,10 @@ from understudy.runs.folders import STATEMENT, STATEMENT_IN_WORDS, SYNTHETIC
 
 
 def earlier_releases(
-    named: Mapping[str, str], *, disjoint: Mapping[str, Collection[str]] = MappingProxyType({})
+    named: Mapping[str, str],
+    *,
+    disjoint: Mapping[str, Collection[str]] = MappingProxyType({}),
+    charged: Mapping[str, Guarantee] = MappingProxyType({}),
 ) -> tuple[EarlierRelease, ...]:
     """What each setting names that was released before, in the given order.
 
@@ -33,11 +36,15 @@ def earlier_releases(
         named: name of a setting -> the model or table that it names.
         disjoint: source that was declared to have no unit in common with the run's -> ids of its charges. A release
             may come from another ledger, where the same name is that of other rows, of which nothing was declared.
+        charged: id of each charge of this ledger -> what it promises; a statement must not promise better.
 
     Raises:
-        InputError: naming the setting; what it names was released, and no statement beside it says what it builds on.
+        InputError: naming the setting; what it names was released, and no statement beside it says what it builds on,
+            or one that the ledger contradicts.
     """
     found = {setting: (place, _promised(setting, place)) for setting, place in named.items()}
+    for setting, (place, (promised, _)) in found.items():
+        _check_as_charged(setting, place, promised, charged)
     of_others = {
         one.source
         for _, (promised, _) in found.values()
@@ -55,6 +62,22 @@ def earlier_releases(
         for setting, (place, (promised, heuristic)) in found.items()
         if promised
     )
+
+
+def _check_as_charged(
+    setting: str, place: str, promised: Iterable[Guarantee], charged: Mapping[str, Guarantee]
+) -> None:
+    """Refuse a statement that promises better than a charge that it names: the sum with it would be too small."""
+    for one in promised:
+        own = charged.get(one.charge_id, one)
+        names = ("source", "unit", "relation")
+        alike = all(getattr(one, name) == getattr(own, name) for name in names)
+        if not alike or one.epsilon < own.epsilon or one.delta < own.delta:
+            raise InputError(
+                f"{setting}={place}: expected the privacy statement that its run exported in {STATEMENT} above it, "
+                f"found one that was changed: charge {one.charge_id} has epsilon={own.epsilon:g}, delta={own.delta:g} "
+                f"of source {own.source!r} in the ledger; restore it, or repeat the run's command, which writes it anew"
+            )
 
 
 def note_of(release: EarlierRelease) -> str:

@@ -78,8 +78,17 @@ def _with_text_values(given: object) -> object:
     return named
 
 
+# As Prefect checks what a deployment is given: the list too.
+_NAMES_AS_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "object", "additionalProperties": {"type": "string"}},
+            {"type": "array", "items": {"type": ["string", "integer", "boolean"]}},
+        ]
+    }
+)
 # Value in the label column -> its public name.
-LabelNames = Annotated[dict[str, str], BeforeValidator(_with_text_values)]
+LabelNames = Annotated[dict[str, str], BeforeValidator(_with_text_values), _NAMES_AS_JSON]
 
 
 def _check_line(value: str) -> str:

@@ -170,16 +170,19 @@ def declared_units(
 
 
 def _rows_to_measure_on(request: RunRequest, kind: RowKind, whole: pa.Table, names: Names) -> pa.Table:
-    """The table of --test, which must not be that of --data."""
+    """The table of --test, which must not be that of --data, nor hold it, nor be a part of it.
+
+    What was trained on would pass for never seen, and hide what is kept by heart.
+    """
     assert request.test is not None
     refusal = (
-        "--test: expected rows that nothing is trained on, found the rows of --data; name others, or leave --test out "
-        f"to hold out about one {NOUNS[kind]} in {HOLD_OUT_EVERY}"
+        "--test: expected rows that nothing is trained on, found the rows of --data or most of them; name others, or "
+        f"leave --test out to hold out about one {NOUNS[kind]} in {HOLD_OUT_EVERY}"
     )
     if same_source(request.data, request.test):
         raise InputError(refusal)
     test, _ = _checked(request, kind, tables.read_source(request.test), names, null_records=False)
-    if tables.different_texts(test) == tables.different_texts(whole):
+    if tables.are_mostly_the_same(test, whole):
         raise RowError(refusal)
     return test
 

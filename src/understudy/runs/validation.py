@@ -134,7 +134,9 @@ def validate(
         asked = _asked(chosen, config, ledger, promised, known, request, rows)
     named_files = public_tables.named_files(config, public)
     apart = disjoint_sources(request.source, sources)
-    inherited = earlier_releases(named_files, disjoint={name: _charge_ids(ledger, name) for name in apart})
+    charged = {charge.id: charge.guarantee() for charge in ledger.charges() if charge.exportable}
+    disjoint = {name: _charge_ids(ledger, name) for name in apart}
+    inherited = earlier_releases(named_files, disjoint=disjoint, charged=charged)
     notes = (*rows.notes, *asked.notes, *budget_note, *map(note_of, inherited))
     of_request = {"inherited": inherited, "has_test": request.test is not None}
     plan = _plan(chosen, asked, guarded, record, rows, notes=notes).model_copy(update=of_request)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from understudy.data.columns import require
 from understudy.data.readers import same_source
 from understudy.data.tables import (
     CLIENT_SCHEMA,
@@ -332,6 +333,18 @@ LOOKALIKES = [
     ("b", "\x00b\x7f"),
     ("\xe9", "e\u200b\u0301"),
     ("", "\u3164"),
+    # What a spreadsheet or a telephone writes for a hyphen, an apostrophe and a quotation mark.
+    ("anna-lee", "anna\u2010lee"),
+    ("anna-lee", "Anna\u2013Lee"),
+    ("a-1", "a\u22121"),
+    ("O'Brien", "O\u2019Brien"),
+    ("O'Brien", "O\xb4Brien"),
+    ('"7"', "\u201e7\u201c"),
+    ("a/b", "a\u2044b"),
+    # Letters of a Cyrillic and of a Greek keyboard.
+    ("C-12", "\u0421-12"),
+    ("B12", "\u041212"),
+    ("TOM", "\u03a4\u039f\u039c"),
 ]
 
 
@@ -351,7 +364,10 @@ def test_lookalikes_are_named_by_the_users_own_column():
         check_clients(table, ClientColumns(client="who", text="what"))
 
 
-@pytest.mark.parametrize("names", [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"]])
+@pytest.mark.parametrize(
+    "names",
+    [["a", "b"], ["a1", "a 1"], ["1", "01"], ["Zoë", "Zoe"], ["", "x"], ["a-1", "a1"], ["a-b", "a_b"], ["да", "нет"]],
+)
 def test_identifiers_of_another_look_are_other_clients(names):
     rows = check_clients(pa.table({"client_id": names, "text": ["x", "y"]}))
     assert rows.table["client_id"].to_pylist() == names
@@ -479,3 +495,19 @@ def test_a_label_that_differs_in_case_or_white_space_alone_is_told_so(written):
     with pytest.raises(RowError, match=r"row 0: .*'positive'.*but for case or white space; .*--label-names") as refused:
         check_labelled(table, LabelledColumns(label_names=NAMES))
     assert written not in str(refused.value)
+
+
+@pytest.mark.parametrize("option", ["--label-column", None])
+def test_a_missing_column_is_told_alike_whatever_else_a_single_row_of_jsonl_has(option, tmp_path):
+    """Prefect keeps what is said of a column; which names there are is the rows' own there, and for the terminal."""
+
+    def refused(row, kind=InputError):
+        rows = [{"text": "a"}, {"text": "b"} | row, {"text": "c"}]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(InputError) as caught:
+            require(read_source(str(tmp_path / "rows.jsonl")), "label", option=option)
+        assert type(caught.value) is kind
+        return str(caught.value)
+
+    assert refused({}) == refused({"diagnosis": "x"}) == refused({"a": 1, "b": 2})
+    assert "in case or white space alone" in refused({" Label": "x"}, RowError)

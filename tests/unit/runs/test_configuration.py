@@ -24,7 +24,23 @@ def test_a_missing_model_that_the_profile_chose_is_told_with_the_profile(monkeyp
     assert "understudy models get distilgpt2" in said
     assert said.endswith("--model NAME")
     nested = refusal("knowledge-distillation", profile="paper", look=lambda config: config.professional.model)
-    assert nested.endswith("--set professional.model=NAME")
+    assert "--set professional.model=NAME" in nested
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "others"),
+    [
+        ("knowledge-distillation", {}, "professional.model='AlpaCare/AlpaCare-llama2-7b'"),
+        ("trajectory-matching", {}, "tuning.transfer='meta-llama/Llama-2-7b-hf'"),
+        ("knowledge-distillation", {"overrides": ("professional.model=tiny-llama",)}, ""),
+        ("preference-optimization", {}, ""),
+    ],
+)
+def test_all_missing_models_of_a_profile_are_told_at_once(method, given, others, monkeypatch):
+    monkeypatch.setattr("understudy.models.folders.hub_cached", lambda name: None)
+    said = refusal(method, profile="paper", look=lambda config: config.model, **given)
+    _, tells, told = said.partition("It chose further models that are missing: ")
+    assert (bool(tells), told) == (bool(others), others)
 
 
 @pytest.mark.parametrize("given", [{"model": "who/knows"}, {"overrides": ("model=who/knows",)}])

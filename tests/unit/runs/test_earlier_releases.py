@@ -107,6 +107,28 @@ def test_a_statement_that_was_changed_is_refused_and_not_passed_over(tmp_path):
             earlier_releases({"model": str(tmp_path / "export" / "model")})
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"epsilon": 0.5}, {"delta": 1e-9}, {"source": "school"}, {"unit": "client"}, {"relation": "add_or_remove_one"}],
+)
+def test_a_statement_that_promises_better_than_the_ledgers_charge_is_refused(tmp_path, changed):
+    """The sum with it would be stated too small, or for other rows."""
+    own, of_another_ledger = guarantee("own", 1.99999), guarantee("theirs")
+    stated = guarantee("own", 2.0)
+    inherited = [EarlierRelease(setting="model", name="model", guarantees=(stated,))]
+    for folder, first, builds_on in (("direct", stated, ()), ("through", of_another_ledger, inherited)):
+        write_statement(tmp_path / folder, first, inherited=builds_on)
+        named, file = {"model": str(tmp_path / folder / "model")}, tmp_path / folder / "statement.json"
+        assert earlier_releases(named, charged={"own": own}) == earlier_releases(named), "rounded up"
+        facts = json.loads(file.read_text())
+        facts |= {} if builds_on else changed
+        for one in facts["inherited"]:
+            one["guarantees"][0] |= changed
+        file.write_text(json.dumps(facts))
+        with pytest.raises(InputError, match=r"^model=.*was changed: charge own has epsilon=1\.99999.*restore it"):
+            earlier_releases(named, charged={"own": own})
+
+
 @pytest.mark.parametrize("left", ["", '{"source": "cli', "{}", "[]", None])
 @pytest.mark.parametrize("name", ["model", "synthetic.parquet"])
 def test_an_export_whose_statement_cannot_be_read_is_refused(tmp_path, left, name):

@@ -157,6 +157,17 @@ def test_an_epsilon_in_quotes_is_read_and_refused_in_our_own_words(given, epsilo
             request_of(GOOD | {"epsilon": given})
 
 
+@pytest.mark.parametrize("given", [["bad", "good"], [0, 1], [False, True], {"0": "bad", "1": "good"}, None])
+def test_prefect_takes_label_names_in_each_way_that_a_request_does(given):
+    """It checks a deployment's parameters first, and said of a list that it is not valid under any given schema."""
+    found = RunRequest.model_validate(GOOD | {"label_names": given})
+    schema = RunRequest.model_json_schema()
+    for written in (given, found.model_dump(mode="json")["label_names"]):
+        jsonschema.validate(GOOD | {"label_names": written}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(GOOD | {"label_names": [["bad"]]}, schema)
+
+
 @pytest.mark.parametrize(("delta", "fits"), [(1e-9, True), (9e-4, True), (9e-10, False), (1e-3, False), (0.0, False)])
 def test_delta_is_below_one_over_n_and_above_what_rounding_counts_for(delta, fits):
     """At 1e-14 epsilon of a hundred thousand steps would be stated 6 % too low."""

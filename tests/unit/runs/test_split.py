@@ -335,18 +335,27 @@ def test_a_sample_declares_its_labels_on_its_card(name, request_of):
     assert not found.labels_from_data
 
 
-@pytest.mark.parametrize("order", [1, -1])
+NEW = [f"never seen {number}" for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    "test", [TEXTS, TEXTS[::-1], TEXTS[:10], TEXTS + NEW, TEXTS[:13] + NEW[:10], [text.upper() for text in TEXTS[5:]]]
+)
 @pytest.mark.parametrize("kind", ["texts", "clients"])
-def test_rows_to_measure_on_are_not_those_trained_on(kind, order, request_of):
-    columns = {"text": TEXTS, "client_id": TEXTS}
+def test_rows_to_measure_on_are_not_those_trained_on_nor_part_of_them_nor_hold_them(kind, test, request_of):
     with pytest.raises(InputError, match=r"--test: .*trained on"):
         load_and_split(
-            request_of(columns, test={name: values[::order] for name, values in columns.items()}), kind, None
+            request_of({"text": TEXTS, "client_id": TEXTS}, test={"text": test, "client_id": test}), kind, None
         )
+
+
+@pytest.mark.parametrize("kind", ["texts", "clients"])
+def test_rows_to_measure_on_may_share_a_few_texts(kind, request_of):
+    test = TEXTS[:12] + NEW
     found = load_and_split(
-        request_of(columns, test={name: values[:24] for name, values in columns.items()}), kind, None
+        request_of({"text": TEXTS, "client_id": TEXTS}, test={"text": test, "client_id": test}), kind, None
     )
-    assert found.test.num_rows == 24
+    assert found.test.num_rows == 42
 
 
 def test_other_rows_of_a_letter_each_may_be_measured_on(request_of):

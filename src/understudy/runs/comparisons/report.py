@@ -55,6 +55,7 @@ def report_on_runs(
 
     Raises:
         InputError: the folder of a run that is not missing holds none.
+        UnderstudyError: it holds another run's results.
     """
     out = Path(request.run.out).expanduser()
     result = Compared(report=str((out / "report.html").absolute()), runs=len(cells), missing=dict(missing))
@@ -70,7 +71,8 @@ def _content(
     request: CompareRequest, cells: Sequence[Cell], missing: Mapping[str, str], charges: Sequence[str]
 ) -> ComparisonContent:
     """What the page shows, from the folders of the runs."""
-    measured = [MeasuredRun(cell.group, cell.seed, _measured(cell)) for cell in cells if cell.name not in missing]
+    done = [cell for cell in cells if cell.name not in missing]
+    measured = [MeasuredRun(cell.group, cell.seed, _measured(cell, charges)) for cell in done]
     reasons = [f"{name}: {why}" for name, why in missing.items()]
     groups, figures = _groups(cells, missing), figures_of(measured)
     found = merge(compared(measured, missing=reasons), _differences(measured, groups, figures))
@@ -121,16 +123,23 @@ def shortfall_of(cell: Cell) -> str:
     return ""
 
 
-def _measured(cell: Cell) -> Metrics:
-    """The figures of a run.
+def _measured(cell: Cell, charges: Sequence[str]) -> Metrics:
+    """The figures of a run, which is under one of these charges.
 
     Raises:
         InputError: its folder holds no results.
+        UnderstudyError: it holds those of another run, which took it over.
     """
     if not cell.folder.is_dir():
         raise InputError(f"{cell.folder}: expected the results of a run, found no such folder; run the same again")
     with locked_folder(cell.folder):
-        read_record(cell.folder)
+        found = read_record(cell.folder).charge_id
+        if found not in charges:
+            raise UnderstudyError(
+                f"{cell.folder}: expected the results of {cell.name}, found those of charge {found}, whose run took "
+                "the folder over since; give that one a folder of its own, and run the same again, which charges "
+                "nothing more"
+            )
         content = Content.model_validate_json((cell.folder / INTERNAL / "report.json").read_bytes())
     return content.measured()
 
