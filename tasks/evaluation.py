@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from understudy.artifacts.access import ArtifactRef, read_json, read_table, write_json
+from understudy.artifacts.access import ArtifactRef, read_json, read_table, row_count, write_json
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
 from understudy.frozen import Frozen
 from understudy.generation.config import Reading
 from understudy.privacy import labels
 from understudy.settings import private_directory, settings
-from understudy.tasks.engine.runtime import compute, task
+from understudy.tasks.engine.runtime import compute, progress, task
 
 if TYPE_CHECKING:
     from understudy.evaluation.measure import Embedder
     from understudy.evaluation.rows import LabelledTexts
+
+# Of tables with more slots than these the embeddings are made in parts.
+_MANY: Final = 10_000
+_PARTS: Final = 10
 
 
 @task(name="evaluate")
@@ -52,7 +56,7 @@ def evaluate(
             rows(test),
             prompt_only=rows(prompt_only) if prompt_only is not None else None,
             config=config,
-            embedder=sentence_embedder(),
+            embedder=sentence_embedder(row_count(train) + row_count(test)),
             device=compute().device,
         )
     else:
@@ -83,11 +87,15 @@ def write_metrics(metrics: Metrics, made_from: Sequence[ArtifactRef]) -> Artifac
     return write_json(metrics.model_dump(mode="json"), kind="metrics", label=label, parents=made_from)
 
 
-def sentence_embedder() -> Embedder:
-    """The sentence encoder on this run's device; what it made of a text is kept in the client zone."""
+def sentence_embedder(slots: int = 0) -> Embedder:
+    """The sentence encoder on this run's device; what it made of a text is kept in the client zone.
+
+    With many slots, whose number is public, it tells of each tenth, and what a killed task has encoded stays.
+    """
     from understudy.evaluation.texts.encoder import embed, load_encoder
 
-    return partial(embed, encoder=load_encoder(device=compute().device), cache=private_embeddings())
+    embedder = partial(embed, encoder=load_encoder(device=compute().device), cache=private_embeddings())
+    return partial(embedder, parts=_PARTS, progress=progress) if slots > _MANY else embedder
 
 
 def private_embeddings() -> Path:

@@ -12,6 +12,7 @@ is written beside its place, its manifest last, and then renamed: a crash leaves
 
 import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ __all__ = [
     "purge",
     "read_json",
     "read_table",
+    "row_count",
     "store_for",
     "write_json",
     "write_table",
@@ -98,10 +100,24 @@ def read_table(ref: ArtifactRef) -> pa.Table:
     Raises:
         InputError: when the artifact holds no table.
     """
+    return pq.read_table(_table_of(ref))
+
+
+def row_count(ref: ArtifactRef) -> int:
+    """How many rows a stored table has, null records too.
+
+    Raises:
+        InputError: when the artifact holds no table.
+    """
+    rows: int = pq.read_metadata(_table_of(ref)).num_rows
+    return rows
+
+
+def _table_of(ref: ArtifactRef) -> Path:
     path = path_of(ref) / TABLE
     if not path.exists():
         raise InputError(f"artifact {ref.id}: expected a table, found kind={ref.kind!r} without {TABLE}")
-    return pq.read_table(path)
+    return path
 
 
 def write_json(value: Any, *, kind: str, label: Label, parents: Sequence[ArtifactRef | str] = ()) -> ArtifactRef:

@@ -42,6 +42,7 @@ def _utility() -> Iterable[MetricName]:
             yield MetricName(f"utility.synthetic_minus_{other}.{figure}", f"{words}, {tail}", "share", "higher")
     yield MetricName("utility.majority.accuracy", "Always answering the test rows' commonest label", "share", "context")
     yield MetricName("utility.confidence_level", "Confidence level of the intervals", "share", "context")
+    yield MetricName("utility.real_rows", "Real rows that the classifier of real text learnt from", "rows", "context")
     yield MetricName("utility.test_rows", "Real test rows behind the accuracies", "rows", "context")
 
 

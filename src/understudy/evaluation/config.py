@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from understudy.evaluation.rows import MOST_ROWS
 from understudy.frozen import Profile, Profiled, Profiles
 from understudy.quantities import LearningRate, NonEmpty, NumpySeed, Size, setting
 
@@ -55,6 +56,11 @@ class EvaluationConfig(Profiled):
     level: float = setting(0.95, "Confidence level, above 0.5 and below 1.", gt=0.5, lt=1)
     floor_splits: int = setting(
         3, "Random draws averaged for each fidelity figure; an interval needs two. 1 to 100.", le=100, ge=1
+    )
+    most_rows: Size = setting(
+        MOST_ROWS,
+        "Real rows that classifiers learn from, real rows that they are tested on, and real rows that distances are "
+        "taken to, each; at least 1. Copies are looked for among all rows.",
     )
     public_seed: NumpySeed = setting(0, "Seed of subsampling, clustering and bootstrap.")
 

@@ -20,7 +20,7 @@ import numpy as np
 from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics, merge
-from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.rows import Conditions, LabelledTexts, at_most, texts_at_most
 from understudy.evaluation.statistics.intervals import (
     FEWEST_OF_A_LABEL,
     Correct,
@@ -67,6 +67,9 @@ def evaluate_synthetic(
 ) -> Metrics:
     """Utility, label fidelity, fidelity, diversity and memorisation of one synthetic data set. Internal.
 
+    Of more than `config.most_rows` real rows so many are drawn for what a model reads, the training rows and the test
+    rows each. Words, copies and identifiers are those of all rows.
+
     Args:
         synthetic: what was made.
         real_train: the private rows it was made from.
@@ -80,17 +83,19 @@ def evaluate_synthetic(
     Raises:
         InputError: when a set is empty or the sets declare different labels.
     """
-    conditions = Conditions(synthetic, real_train, prompt_only)
-    _check_sets(conditions, real_test)
+    _check_sets(Conditions(synthetic, real_train, prompt_only), real_test)
     holdout = holdout or ()
+    most, seed = config.most_rows, config.public_seed
+    conditions = Conditions(synthetic, at_most(real_train, most, seed=seed), prompt_only)
+    tested, further = at_most(real_test, most, seed=seed), texts_at_most(holdout, most, seed=seed)
     sets = {name: rows.texts for name, rows in conditions.named().items()}
-    embedded = embed_sets({**sets, "test": real_test.texts, "holdout": holdout}, embedder)
+    embedded = embed_sets({**sets, "test": tested.texts, "holdout": further}, embedder)
     test_embedded, holdout_embedded = embedded.pop("test"), embedded.pop("holdout")
     unseen_embedded = np.concatenate([test_embedded, holdout_embedded])
     made, train, test, held = words.tokenize(synthetic.texts, real_train.texts, real_test.texts, holdout)
     return merge(
-        measure_utility(conditions, real_test, embedded, test_embedded, config=config, device=device),
-        measure_label_fidelity(conditions, real_test, embedded, test_embedded),
+        measure_utility(conditions, tested, embedded, test_embedded, config=config, device=device),
+        measure_label_fidelity(conditions, tested, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
         measure_diversity(made, words.join(test, held), seed=config.public_seed),
         measure_memorization(made, train, held or test, seed=config.public_seed, level=config.level),
@@ -121,6 +126,7 @@ def measure_utility(
     if config.headline == "transformer":
         correct["transformer"] = _transformer_correct(conditions, test, config, device)
     values: dict[str, float] = {
+        "utility.real_rows": float(len(conditions.real.texts)),
         "utility.test_rows": float(len(test.texts)),
         "utility.confidence_level": config.level,
     }

@@ -129,6 +129,7 @@ def utility_section(metrics: Metrics) -> Section:
             between = range_of(metrics, name, lambda share: points(share, unit=""))
             lead.append(f"Synthetic minus {words}: {points(values[name])}{between and f' ({between})'}.")
     lead += _of_unequal_labels(metrics)
+    learnt = f"Real text: {number(values['utility.real_rows'])} rows. " if "utility.real_rows" in values else ""
     tested = f"Tested on {number(values['utility.test_rows'])} real rows. " if "utility.test_rows" in values else ""
     return Section(
         key,
@@ -136,7 +137,7 @@ def utility_section(metrics: Metrics) -> Section:
         tuple(lead),
         drawing,
         _accuracy_table(metrics),
-        f"{tested}Probe: logistic regression on sentence embeddings. Transformer: a small language model, "
+        f"{learnt}{tested}Probe: logistic regression on sentence embeddings. Transformer: a small language model, "
         "fine-tuned. Prompt-only text comes from the same base model and never met the private data.",
     )
 

@@ -124,6 +124,28 @@ def test_every_text_is_embedded_and_tokenised_once(data, known, monkeypatch):
     assert tokenised == every
 
 
+def test_of_many_real_rows_models_read_some_and_copies_are_looked_for_among_all(data, measured, known):
+    read = []
+
+    def noted(texts):
+        read.extend(texts)
+        return known.encode(texts)
+
+    few = CONFIG.model_copy(update={"most_rows": 30})
+    train, test, holdout = data["train"], data["test"], data["holdout"]
+    embedder = partial(embed, encoder=dataclasses.replace(known, encode=noted))
+    found = measure.evaluate_synthetic(data["copied"], train, test, holdout, config=few, embedder=embedder)
+    assert (found.values["utility.real_rows"], found.values["utility.test_rows"]) == (30, 30)
+    for real in (train.texts[40:], test.texts, holdout):
+        assert 0 < len(set(real) & set(read)) < len(set(real))
+    whole = measured["copied"]
+    assert (whole.values["utility.real_rows"], whole.values["utility.test_rows"]) == (60, 40)
+    of_all = [name for name in found.values if name.startswith(("memorization.", "diversity."))]
+    assert "memorization.exact_duplicates.all_private" in of_all
+    assert {name: found.values[name] for name in of_all} == {name: whole.values[name] for name in of_all}
+    assert found.values["memorization.exact_duplicates.all_private"] == 1.0
+
+
 def test_fidelity_of_many_rows_is_that_of_subsamples_and_says_so(monkeypatch):
     generator = np.random.default_rng(0)
     made, unseen = generator.normal(0.1, 1, (70, 5)), generator.normal(0, 1, (140, 5))

@@ -104,7 +104,14 @@ def encoder_digest(name: str = DEFAULT_ENCODER) -> str:
     return _digest_once(_folder_of(name, offline=True))
 
 
-def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) -> FloatArray:
+def embed(
+    texts: Sequence[str],
+    encoder: Encoder,
+    *,
+    cache: Path | None = None,
+    parts: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> FloatArray:
     """Embeddings of `texts`, one row each, in order.
 
     Args:
@@ -112,6 +119,9 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
         encoder: from `load_encoder`.
         cache: directory for the embeddings of these texts, where those of earlier calls are found; None computes
             afresh and stores nothing.
+        parts: the texts are encoded in so many parts, each of which is in the cache once it is encoded. At least 1, and
+            public.
+        progress: called with (parts done, parts).
 
     Returns:
         float32 (n, encoder.dimension), with the label of `texts`.
@@ -123,8 +133,23 @@ def embed(texts: Sequence[str], encoder: Encoder, *, cache: Path | None = None) 
         if not isinstance(text, str):
             raise RowError(f"row {row}: expected a text to embed, found {type(text).__name__}")
     place = {text: row for row, text in enumerate(sorted(set(texts)))}
-    vectors = encoder.encode(list(place)) if cache is None else _through_cache(list(place), encoder, cache)
+    vectors = _in_parts(list(place), encoder, cache, parts, progress or (lambda _done, _parts: None))
     return vectors[[place[text] for text in texts]]
+
+
+def _in_parts(
+    texts: Sequence[str], encoder: Encoder, cache: Path | None, parts: int, progress: Callable[[int, int], None]
+) -> FloatArray:
+    """Embeddings of distinct texts; of few of them some parts are empty."""
+    found, ends = (
+        [np.empty((0, encoder.dimension), np.float32)],
+        [len(texts) * part // parts for part in range(1, parts + 1)],
+    )
+    for part, (start, end) in enumerate(zip([0, *ends], ends, strict=False), 1):
+        if some := texts[start:end]:
+            found.append(encoder.encode(some) if cache is None else _through_cache(some, encoder, cache))
+        progress(part, parts)
+    return np.concatenate(found)
 
 
 def each_alone(texts: Sequence[str], encoder: Encoder) -> Generator[FloatArray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from understudy.cores import resident_memory
@@ -170,24 +171,19 @@ def _drawing_seconds(trained: TrainedModel, config: ConditionalGenerationConfig)
 
 
 def _evaluation_seconds(config: ConditionalGenerationConfig, promise: Promise) -> float:
-    """Seconds of everything for a few texts, and of embedding all of them."""
+    """Seconds of everything for a few texts, and of embedding as many as are read, each as long as training has it."""
     names = promise.label_names
     made = [f"made-up text {i} about {names[i % len(names)]}, {i * i} of many" for i in range(_TEXTS)]
     rows = LabelledTexts(made, [i % len(names) for i in range(_TEXTS)], names)
-    encoder, embedding = load_encoder(device=chosen().device), [0.0]
-
-    def embedder(texts: Any) -> Any:
-        began = time.perf_counter()
-        found = embed(texts, encoder=encoder, cache=None)
-        embedding[0] += (time.perf_counter() - began) / len(texts)
-        return found
-
+    embedder = partial(embed, encoder=load_encoder(device=chosen().device))
     measuring = EvaluationConfig(profile=config.profile)
     probe = measuring.model_copy(update={"headline": "probe"})
     whole = _seconds(lambda: evaluate_synthetic(rows, rows, rows, prompt_only=rows, config=probe, embedder=embedder))
+    long = [f"{text}{' more' * config.train.max_length}" for text in made]
+    each = _seconds(lambda: embedder(long)) / _TEXTS
     # What the class means were made of is embedded by then.
-    texts = (0.0 if config.selects else 1.0) * promise.n + _test_rows(promise) + 2 * config.samples
-    return whole + texts * embedding[0] / 4
+    trained_on = 0 if config.selects else min(promise.n, measuring.most_rows)
+    return whole + each * (trained_on + min(_test_rows(promise), measuring.most_rows) + 2 * config.samples)
 
 
 def _test_rows(promise: Promise) -> float:

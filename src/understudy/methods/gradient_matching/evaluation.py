@@ -24,7 +24,7 @@ import torch
 from scipy.stats import binomtest
 
 from understudy.evaluation.metrics import Histogram, Metrics, merge
-from understudy.evaluation.rows import Conditions, LabelledTexts
+from understudy.evaluation.rows import MOST_ROWS, Conditions, LabelledTexts, texts_at_most
 from understudy.evaluation.texts.encoder import FloatArray, embed_sets
 from understudy.evaluation.texts.fidelity import fit_gaussian, gaussian_distance
 from understudy.evaluation.texts.nearest import log_perplexities, nearest_real
@@ -165,8 +165,9 @@ def measure_matching(
         why = "distance, fluency and transfer of the synthetic rows: none was kept"
         return merge(measure_losses(losses), Metrics(missing=(why,)))
     use = evaluation_models
-    sets = {name: rows.texts for name, rows in conditions.named().items()}
-    embedded = embed_sets({**sets, "test": test.texts}, use.embedder)
+    sets = {name: rows.texts for name, rows in conditions.named().items()} | {"test": test.texts}
+    some = {name: texts_at_most(texts, MOST_ROWS, seed=config.public_seed) for name, texts in sets.items()}
+    embedded = embed_sets(some, use.embedder)
     unseen = embedded.pop("test")
     parts: list[Callable[[], Metrics]] = [
         lambda: measure_losses(losses),

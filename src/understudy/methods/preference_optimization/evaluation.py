@@ -26,6 +26,7 @@ from understudy.evaluation.measure import (
     measure_memorization,
 )
 from understudy.evaluation.metrics import Metrics, merge
+from understudy.evaluation.rows import texts_at_most
 from understudy.evaluation.texts import fidelity
 from understudy.evaluation.texts.encoder import FloatArray, embed_sets
 from understudy.evaluation.texts.medoid import median_distance_to_medoid
@@ -106,7 +107,8 @@ def evaluate_run(
     measuring = EvaluationConfig(profile=profile)
     train, test = (_samples(table, config, tokenizer) for table in (inputs.train, inputs.test))
     seed = measuring.public_seed
-    texts = {"synthetic": inputs.synthetic, "prompt_only": inputs.prompt_only, "unseen": test.samples}
+    some = texts_at_most(test.samples, measuring.most_rows, seed=seed)
+    texts = {"synthetic": inputs.synthetic, "prompt_only": inputs.prompt_only, "unseen": some}
     embedded = embed_sets(texts, embedder)
     unseen = embedded["unseen"]
     cut = float((train.dropped_tokens > 0).sum())

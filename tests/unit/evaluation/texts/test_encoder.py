@@ -153,6 +153,33 @@ def test_cache_returns_the_same_bytes_without_encoding_again(tmp_path):
     assert first.tobytes() == second.tobytes()
 
 
+@pytest.mark.parametrize("count", [0, 3, 25])
+def test_parts_give_what_the_whole_gives_and_tell_of_as_many_steps_whatever_the_number_of_texts(count, tmp_path):
+    texts = [f"{'a' * number} text" for number in range(count)]
+    (encoder, _), told = counting_encoder(), []
+    for cache in (None, tmp_path):
+        found = embed(texts, encoder, cache=cache, parts=10, progress=lambda *step: told.append(step))
+        assert found.tobytes() == embed(texts, encoder).tobytes()
+        assert told == [(part, 10) for part in range(1, 11)]
+        told.clear()
+
+
+def test_parts_that_a_killed_call_encoded_are_not_encoded_again(tmp_path):
+    texts = [f"text {number:02}" for number in range(40)]
+    encoder, calls = counting_encoder()
+
+    def killed(part, _):
+        if part == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        embed(texts, encoder, cache=tmp_path, parts=4, progress=killed)
+    assert calls == [texts[:10], texts[10:20], texts[20:30]]
+    found = embed(texts, encoder, cache=tmp_path, parts=4)
+    assert calls[3:] == [texts[30:]]
+    assert found.shape == (40, 2)
+
+
 def test_cache_tells_lists_apart_that_concatenate_alike(tmp_path):
     encoder, calls = counting_encoder()
     assert embed(["ab", "c"], encoder, cache=tmp_path).tolist() == [[2, 1], [1, 1]]

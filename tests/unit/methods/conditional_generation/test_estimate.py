@@ -1,5 +1,7 @@
 """What a dry run says of time and memory, for variants with one training, two, and none."""
 
+import dataclasses
+
 import pytest
 from tests_support import write_random_model
 
@@ -51,3 +53,21 @@ def test_time_of_every_part_and_a_predicted_peak(variant, model, encoder, monkey
     assert (found["expected_evaluation_minutes"] >= 10) == config.trains
     # The interpreter with torch and the model takes some 300 MiB, the training of so few rows hardly more.
     assert 200 < found["expected_peak_memory_mib"] < 4000
+
+
+@pytest.mark.parametrize("draws", [1, 2])
+def test_as_many_texts_are_expected_to_be_embedded_as_an_evaluation_embeds(draws, encoder, monkeypatch):
+    """By an encoder of which each text takes a second; to select among draws the rows were embedded before."""
+    seconds, exact = [0.0], encoder.encode
+
+    def slow(texts):
+        seconds[0] += len(texts)
+        return exact(texts)
+
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(estimate, "load_encoder", lambda **_: dataclasses.replace(encoder, encode=slow))
+    config = ConditionalGenerationConfig(variant="naive", samples=50, selection={"draws": draws})
+    for n, trained_on, tested in ((1000, 1000, 200), (10_000_000, 50_000, 50_000)):
+        found = estimate._evaluation_seconds(config, Promise((), n, 8.0, 1e-9, ("bad", "good")))
+        few = 24  # texts that are measured once, to see how long everything else takes
+        assert found == few + (draws == 1) * trained_on + tested + 2 * 50
