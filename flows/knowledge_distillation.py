@@ -87,7 +87,20 @@ class TuneBase(Frozen):
 
 
 Step = Annotated[WritePairs | Improve | TuneBase, Field(discriminator="step")]
-SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
+
+
+def check_step(step: Step) -> None:
+    """Refuse a step that this machine's memory cannot hold.
+
+    Raises:
+        InputError: with what to lower.
+    """
+    from understudy.methods.knowledge_distillation.peaks import check_fits
+
+    check_fits(step.config)
+
+
+SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step), check_step)
 
 
 @flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")

@@ -100,7 +100,20 @@ class WriteTexts(Frozen):
 
 
 Step = Annotated[Propose | Prefer | Publish | WriteTexts, Field(discriminator="step")]
-SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step))
+
+
+def check_step(step: Step) -> None:
+    """Refuse a step that this machine's memory cannot hold.
+
+    Raises:
+        InputError: with what to lower.
+    """
+    from understudy.methods.preference_optimization.peaks import check_fits
+
+    check_fits(step.config)
+
+
+SERVER: ServerSide[Step] = ServerSide(f"{METHOD}-server", TypeAdapter(Step), check_step)
 
 
 @flow(name=METHOD, flow_run_name=name_of_deployed, persist_result=True, result_serializer="json")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -94,10 +95,12 @@ class ServerSide(Generic[S]):
     Attributes:
         name: of its flow.
         steps: reads a step.
+        check: refuses a step that this machine's memory cannot hold; the client zone looked at its own alone.
     """
 
     name: str
     steps: TypeAdapter[S]
+    check: Callable[[S], None]
 
     @property
     def deployment(self) -> str:
@@ -133,10 +136,11 @@ class ServerSide(Generic[S]):
 
         Raises:
             ZoneError: the client zone did not sign the order.
-            InputError: a place that this worker was told of goes with the run.
+            InputError: a place that this worker was told of goes with the run, or this machine's memory is too small.
         """
         check_places()
         step = self.read(order)
+        self.check(step)
         key = hashlib.sha256(order.content.encode()).hexdigest()
         with beating(), parent_run(key, self.name, parameters={"step": step}, zone="server"):
             made = step.take("server")

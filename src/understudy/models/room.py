@@ -7,6 +7,7 @@ weights included. Nothing here changes what a run computes: it is refused, or it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any, Final
 
 from understudy.compute import Compute
@@ -83,18 +84,21 @@ def check_room(config: Any, phases_of: Callable[[Any], Phases], lowest: Mapping[
 def changed(config: Any, values: Mapping[str, Any]) -> Any:
     """Settings with other values, each named as `section.name`; what has no such value already stays."""
     for setting, value in values.items():
-        section, _, name = setting.rpartition(".")
-        part = getattr(config, section) if section else config
-        part = part.model_copy(update={name: value})
-        config = config.model_copy(update={section: part}) if section else part
+        config = _with(config, setting, value)
     return config
 
 
+def _with(part: Any, setting: str, value: Any) -> Any:
+    section, _, within = setting.partition(".")
+    return part.model_copy(update={section: _with(getattr(part, section), within, value) if within else value})
+
+
 def _in_words(config: Any, setting: str, value: Any) -> str:
-    section, _, name = setting.rpartition(".")
-    found = getattr(getattr(config, section) if section else config, name)
+    found = reduce(getattr, setting.split("."), config)
     if value is None or value == "":
         return f"leave out {setting}={found}"
+    if setting.endswith(".model"):
+        return f"choose a smaller model in place of {setting}={found}"
     if isinstance(value, str):
         return f"set {setting}={value} instead of {found}"
     return f"lower {setting}={found}"

@@ -14,7 +14,13 @@ GIB = 2**30
 SHAPE = ModelShape(2, 16, 16, 16, 32, True, 64, 1000)
 
 
+class Inner(Frozen):
+    tokens: int = 9
+
+
 class Part(Frozen):
+    inner: Inner = Inner()
+    model: str = "another"
     rows: int = 8
     kind: str = "head"
     other: str | None = "big"
@@ -66,9 +72,23 @@ def test_a_phase_that_a_setting_leaves_out_is_lowered_by_it(machine):
         check_room(Config(), lambda one: {"measuring": 3 * GIB} if one.part.other else {"reading": GIB}, LOWEST)
 
 
+def test_a_further_model_and_a_setting_within_a_section_of_a_section_are_named(machine):
+    def phases(config):
+        return {"answering": (2 * config.part.inner.tokens if config.part.model == "another" else 1) * GIB}
+
+    machine(8)
+    with pytest.raises(InputError) as refused:
+        check_room(Config(), phases, {"part.inner.tokens": 1, "part.model": "tiny"})
+    assert str(refused.value).endswith(
+        "8.0: lower part.inner.tokens=9 or choose a smaller model in place of part.model=another, or choose a smaller "
+        "model"
+    )
+
+
 def test_settings_are_changed_within_their_sections():
     found = changed(Config(), {"part.rows": 1, "length": 5})
     assert (found.part, found.length, found.model) == (Part(rows=1), 5, "some-model")
+    assert changed(Config(), {"part.inner.tokens": 1}).part == Part(inner=Inner(tokens=1))
 
 
 def test_weights_take_what_their_precision_takes():

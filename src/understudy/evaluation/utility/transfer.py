@@ -144,9 +144,10 @@ def fine_tune(
         batch = [next(stream) for _ in range(min(config.batch_size, len(truth)))]
         logits = head(states_of(batch))
         losses = label_loss(logits, copied_to(truth[batch], logits.device), words=target.words, loss=config.loss)
-        optimizer.zero_grad()
         torch.autograd.backward(losses.mean())
         optimizer.step()
+        # Now rather than before the next gradient: neither the callback nor who gets the model needs this one.
+        optimizer.zero_grad(set_to_none=True)
     target.model.requires_grad_(False)
     if callback is not None:
         callback(config.steps, target)

@@ -205,12 +205,12 @@ def tuning_bytes(config: GradientMatchingConfig, shape: ModelShape) -> int:
             round(_WASTE_OF_TUNING * tokens * upper * one.kept_per_token)
             + _WITH_GRAPH * sizes.batch_size * one.vocabulary
         )
-        # Gradients stay with a model that was tuned; Adam's moments do not.
-        tuned = one.parameters + trained
-        step = tuned + 2 * trained + max(graph, 2 * head * (upper == one.layers))
+        # Gradients come as the graph goes; neither they nor Adam's moments stay with a model that was tuned.
+        step = one.parameters + 2 * trained + max(graph, trained + 2 * head * (upper == one.layers))
         # The run's own model is compared on the way, and kept untuned beside the others.
-        peaks += [held + 2 * tuned + step, held + tuned + 2 * trained + _COMPARED * head * (number == 0)]
-        held += 3 * tuned + one.parameters * (number == 0)
+        compared = one.parameters + 2 * trained + _COMPARED * head * (number == 0)
+        peaks += [held + 2 * one.parameters + step, held + compared]
+        held = 3 * one.parameters + shape.parameters
         peaks += [held + round(_PASSING * read * one.kept_per_token) + _READ * one.vocabulary]
     return _LIBRARIES_OF_MEASURES + FLOAT * max(peaks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from typing import Any
 
@@ -24,13 +23,15 @@ from understudy.methods.knowledge_distillation.instructions import (
     first_wave,
 )
 from understudy.methods.knowledge_distillation.memory import pairs_per_pass
+from understudy.methods.knowledge_distillation.peaks import check_fits, phases
 from understudy.methods.knowledge_distillation.public_texts import compared_with
 from understudy.methods.knowledge_distillation.responses import check_context, load_professional
 from understudy.methods.knowledge_distillation.train import check_trainable
 from understudy.methods.method import Promise
 from understudy.models.loading import LoadedModel, load_base
 from understudy.models.lora import trainable_parameters
-from understudy.models.shape import model_shape
+from understudy.models.room import expected_mib
+from understudy.models.shape import ModelShape
 from understudy.privacy.dpsgd.per_example import clipped_gradient_sum
 from understudy.settings import settings
 
@@ -43,6 +44,7 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
     Raises:
         InputError: something is missing or does not fit; the message names it.
     """
+    check_fits(config)  # before a model is loaded, which may be too large itself
     loaded = load_base(config)
     public_key("server")
     if config.seed.pairs:
@@ -57,32 +59,49 @@ def check(config: KnowledgeDistillationConfig) -> LoadedModel:
         if config.filters.judge != "none":
             check_question(loaded, config)  # a served model does not judge
     elif settings().zone == "both":
-        professional = load_professional(config.professional)
-        check_context(professional, config)
-        if config.filters.judge != "none":
-            check_question(professional, config)
+        _check_professional(config)
     check_trainable(load_base(config), config)  # an adapter stays on the model that it was attached to
     return loaded
+
+
+def _check_professional(config: KnowledgeDistillationConfig) -> None:
+    """Its model goes before another one is loaded."""
+    professional = load_professional(config.professional)
+    check_context(professional, config)
+    if config.filters.judge != "none":
+        check_question(professional, config)
 
 
 def expected_cost(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str, Any]:
     """Minutes of the training and of the instructions, from one micro-batch and a few tokens of made-up pairs."""
     (query,) = promise.queries
-    expected, shape = query.units * query.sampling_probability, model_shape(config.model)
+    token, shape = _seconds_of_a_token(config)
+    expected = query.units * query.sampling_probability
     pairs = pairs_per_pass(config, expected=expected, shape=shape, device=settings().device_type)
     training, passes = _seconds_of_a_pass(config, pairs), math.ceil(expected / pairs)
-    sampling = config.instructions.sampling.model_copy(update={"max_new_tokens": _TIMED_TOKENS})
-    few = config.instructions.model_copy(update={"sampling": sampling})
-    small, count = config.model_copy(update={"instructions": few}), min(8, config.samples)
-    began = time.perf_counter()
-    draw_instructions(shared_base(config, chosen()), small, count=count)
-    tokens = (time.perf_counter() - began) / (_TIMED_TOKENS * count)
     drawn = first_wave(config) * config.instructions.sampling.max_new_tokens
     return {
         "expected_training_minutes": round(training * passes * query.steps / 60, 1),
-        "expected_instruction_minutes": round(tokens * drawn / 60, 1),
-        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "expected_instruction_minutes": round(token * drawn / 60, 1),
     }
+
+
+def expected_peak(config: KnowledgeDistillationConfig) -> dict[str, int]:
+    """The peak of memory in MiB, in this process's zones; nothing where the model's files do not say its shape."""
+    base = load_base(config, chosen())
+    return (
+        {} if base.shape is None else {"expected_peak_memory_mib": expected_mib(base.model, phases(config, base.shape))}
+    )
+
+
+def _seconds_of_a_token(config: KnowledgeDistillationConfig) -> tuple[float, ModelShape | None]:
+    """Of an instruction, with the shape of the model that draws it."""
+    base, count = shared_base(config, chosen()), min(8, config.samples)
+    sampling = config.instructions.sampling.model_copy(update={"max_new_tokens": _TIMED_TOKENS})
+    few = config.instructions.model_copy(update={"sampling": sampling})
+    began = time.perf_counter()
+    draw_instructions(base, config.model_copy(update={"instructions": few}), count=count)
+    return (time.perf_counter() - began) / (_TIMED_TOKENS * count), base.shape
 
 
 def _seconds_of_a_pass(config: KnowledgeDistillationConfig, count: int) -> float:

@@ -95,7 +95,6 @@ def evaluate_run(
     """
     settings = EvaluationConfig(profile=profile)
     test = chosen_pairs(inputs.test, config)
-    # One model at a time: three copies of a large one would not fit.
     losses: dict[str, Floats] = {}
     answers: dict[str, list[str]] = {}
     choices: dict[str, Answered] = {}
@@ -104,6 +103,7 @@ def evaluate_run(
     parts = [Metrics(values={"crossing.bytes": float(inputs.sent_bytes)}, declared=METRIC_NAMES)]
     asked = [pair.instruction for pair in test[: config.measure.win_pairs]]
     for done, (name, load) in enumerate(inputs.models.items()):
+        # One model at a time: two copies of a large one may not fit.
         model = load()
         encoder = PairEncoder(model.tokenizer, config.template)
         rows = encoder.encode(test, max_length=config.tune.max_length)
@@ -118,6 +118,7 @@ def evaluate_run(
         if name == "base":
             parts.append(measure_encoders(inputs, model, embedder, settings))
             parts.append(measure_cut(inputs.train, rows, asked, model=model, config=config))
+        del model  # before the next one, or the judge, is loaded
         if progress is not None:
             progress(done + 1, len(inputs.models) + 1)
     parts.append(measure_responses(losses, settings))

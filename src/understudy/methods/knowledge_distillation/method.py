@@ -93,8 +93,9 @@ def check_model(config: KnowledgeDistillationConfig, _label_names: Sequence[str]
     """Load the base model and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: a model, public table or setting is wrong; a layer cannot give per-example gradients; the context is
-            too short for pairs, examples or answers; or the other zone's key is not known.
+        InputError: the machine's memory is too small; a model, public table or setting is wrong; a layer cannot give
+            per-example gradients; the context is too short for pairs, examples or answers; or the other zone's key is
+            not known.
     """
     from understudy.methods.knowledge_distillation.checks import check
 
@@ -105,7 +106,8 @@ def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delt
     """`queries_of`, with earlier calibrations of the same public values reused.
 
     Raises:
-        InputError: without noise, what is written is as private as the pairs, and an endpoint would see it.
+        InputError: without noise, what is written is as private as the pairs: an endpoint would see it, or the memory
+            is too small for the server zone's steps, which are taken here then.
     """
     if math.isinf(epsilon) and config.professional.url is not None:
         raise InputError(
@@ -113,6 +115,10 @@ def queries(config: KnowledgeDistillationConfig, *, n: int, epsilon: float, delt
             "at which the instructions are as private as the pairs and may not be sent to an endpoint; give a finite "
             "--epsilon, or leave professional.url out and name a professional.model of this machine"
         )
+    if math.isinf(epsilon) and settings().zone == "client":
+        from understudy.methods.knowledge_distillation.peaks import check_fits
+
+        check_fits(config, zone="both")
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 
@@ -176,10 +182,11 @@ def report_facts(config: KnowledgeDistillationConfig) -> dict[str, str]:
 
 
 def estimate(config: KnowledgeDistillationConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time: one micro-batch and a few tokens are timed on made-up pairs, and multiplied."""
-    from understudy.methods.knowledge_distillation.checks import expected_cost
+    """Expected time and memory: a micro-batch and a few tokens are timed on made-up pairs; the peak is predicted."""
+    from understudy.methods.knowledge_distillation.checks import expected_cost, expected_peak
 
-    return expected_cost(config, promise)
+    peak = expected_peak(config)  # before anything else is held
+    return expected_cost(config, promise) | peak
 
 
 METHOD = Method(

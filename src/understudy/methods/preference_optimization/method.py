@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,14 +107,16 @@ def check_model(config: PreferenceOptimizationConfig, label_names: Sequence[str]
     """Load the base model and the public seeds and refuse, before anything is charged, what would fail later.
 
     Raises:
-        InputError: the model is unknown or its tokenizer cannot cut clients' texts, the seeds are too few or cannot be
-            read, a prompt does not fit the context, or settings exclude each other.
+        InputError: the machine's memory is too small, the model is unknown or its tokenizer cannot cut clients' texts,
+            the seeds are too few or cannot be read, a prompt does not fit the context, or settings exclude each other.
     """
     from understudy.methods.preference_optimization.clients import check_tokenizer
+    from understudy.methods.preference_optimization.peaks import check_fits
     from understudy.methods.preference_optimization.prompts import RoundSeed, round_prompts
     from understudy.methods.preference_optimization.seeds import read_seeds
     from understudy.models.loading import load_base
 
+    check_fits(config)  # before the model is loaded, which may be too large itself
     loaded = load_base(config)
     if config.variant == "federated":
         check_tokenizer(loaded.tokenizer)
@@ -129,7 +130,8 @@ def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, del
     """`queries_of`, with earlier calibrations of the same public values reused.
 
     Raises:
-        InputError: without noise, the policy is as private as the texts, and an endpoint would have to serve it.
+        InputError: without noise, the policy is as private as the texts: an endpoint would have to serve it, or the
+            memory is too small for the server zone's steps, which are taken here then.
     """
     if math.isinf(epsilon) and config.endpoint.url is not None:
         raise InputError(
@@ -137,6 +139,10 @@ def queries(config: PreferenceOptimizationConfig, *, n: int, epsilon: float, del
             "which each round's policy is as private as the texts and may not be served elsewhere; give a "
             "finite one, or leave endpoint.url out"
         )
+    if math.isinf(epsilon) and settings().zone == "client":
+        from understudy.methods.preference_optimization.peaks import check_fits
+
+        check_fits(config, zone="both")
     return queries_of(config, n=n, epsilon=epsilon, delta=delta, cache=settings().home / "calibrations")
 
 
@@ -242,7 +248,7 @@ def report_facts(config: PreferenceOptimizationConfig) -> dict[str, str]:
 
 
 def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str, Any]:
-    """Expected time and memory: candidates of two prompts, and as many pairs as go through the model at once."""
+    """Expected time, by candidates of two prompts and as many pairs as pass at once; and the predicted peak."""
     from understudy.hardware import chosen
     from understudy.methods.preference_optimization.candidates import continue_prompts
     from understudy.methods.preference_optimization.dpo import train_round, trainer_class
@@ -253,6 +259,7 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
 
     label_names, rounds = promise.label_names, schedule_of(promise.queries).rounds
     loaded = load_base(config, chosen())
+    peak = _peak(loaded, config)
     prompts = round_prompts(
         read_seeds(config.seeds),
         config.candidates,
@@ -291,8 +298,17 @@ def estimate(config: PreferenceOptimizationConfig, promise: Promise) -> dict[str
     return {
         "expected_candidate_minutes": round((drawn - began) * asked / len(prompts) / 60, 1),
         "expected_preference_minutes": round(trained * passes / 60, 1),
-        "expected_peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        **peak,
     }
+
+
+def _peak(loaded: LoadedModel, config: PreferenceOptimizationConfig) -> dict[str, int]:
+    """The expected peak of memory in this process's zones; nothing where the model's files do not say its shape."""
+    from understudy.methods.preference_optimization.peaks import phases
+    from understudy.models.room import expected_mib
+
+    found = loaded.shape
+    return {} if found is None else {"expected_peak_memory_mib": expected_mib(loaded.model, phases(config, found))}
 
 
 _BY_VARIANT = {

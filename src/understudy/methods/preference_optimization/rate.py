@@ -21,6 +21,7 @@ from understudy.methods.preference_optimization.candidates import continue_promp
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo import NotFinite, train_round
 from understudy.methods.preference_optimization.dpo_pairs import Pairs, encode_pairs, text_writer
+from understudy.methods.preference_optimization.peaks import check_fits
 from understudy.methods.preference_optimization.prompts import RoundSeed, prompt_tokens, round_prompts
 from understudy.methods.preference_optimization.seeds import seeds_digest
 from understudy.models.adapters import with_adapter
@@ -62,7 +63,7 @@ def chosen_rate(
         kept_in: folder of earlier choices.
 
     Raises:
-        InputError: as `round_prompts`.
+        InputError: as `round_prompts`, or the machine's memory is too small.
     """
     preferences, candidates = config.preferences, config.candidates
     question = {
@@ -75,6 +76,7 @@ def chosen_rate(
     }
 
     def choose() -> dict[str, Any]:
+        check_fits(config)  # before the model is loaded, which may be too large itself
         base = load_base(config.model_copy(update={"model_digest": ""}))
         own = write_own(base, config, seeds, label_names[0] if label_names else None)
         fitting = (rate for rate in RATES if not own.pairs.prompts or damage(base, own, config, rate) <= MOST_DAMAGE)

@@ -158,6 +158,19 @@ def test_the_callback_sees_the_model_on_its_way(make_reviews):
     assert not torch.equal(seen[1][1], seen[2][1])
 
 
+def test_no_gradient_stays_with_the_model_on_its_way_or_in_the_end(make_reviews):
+    """They are as large as what is trained, and several tuned models are held at a time."""
+    held = []
+
+    def look(_: int, target: LabelModel) -> None:
+        held.append([name for name, parameter in target.model.named_parameters() if parameter.grad is not None])
+
+    config = SHORT.model_copy(update={"measure_every": 2})
+    tuned = fine_tune(make_reviews(8, seed=1), label_words=SENTIMENT_WORDS, config=config, seed=0, callback=look)
+    look(config.steps, tuned)
+    assert held == [[]] * 5
+
+
 def test_another_family_and_several_labels():
     names = ("anger", "joy", "sadness")
     words = partial(build_verbalizer, label_names=names, config=VerbalizerConfig(template=" I feel"))

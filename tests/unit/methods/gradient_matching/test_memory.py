@@ -85,8 +85,12 @@ def test_the_classifier_counts_where_the_profile_measures_with_it():
 
 
 def test_models_tuned_one_after_the_other_are_held_together():
-    """Two that were tuned, with their gradients, the third with its moments, the run's own: nine times the weights."""
-    assert predicted(profile="paper", max_length=1, length=1)[TUNING] > 9 * 4 * BIG.parameters
+    """Two that were tuned, the third with its gradients and moments, the run's own: seven times the weights.
+
+    With the gradients of those that were tuned it would be nine times.
+    """
+    found = predicted(profile="paper", max_length=1, length=1)[TUNING]
+    assert 7 * 4 * BIG.parameters < found < 9 * 4 * BIG.parameters
 
 
 @pytest.mark.parametrize(

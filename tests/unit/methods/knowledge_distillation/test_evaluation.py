@@ -1,5 +1,6 @@
 """Which held-out pairs are measured, what is counted as cut, and the comparison of answers."""
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -104,3 +105,28 @@ def test_a_judge_without_room_for_the_question_is_said_to_be_missing(answers, tm
     found = measure_wins(["Name a bird.", "Sum up."], answers, config, ON_CPU)
     assert found.values == {}
     assert "max_length=40" in found.missing[0]
+
+
+def test_one_model_is_held_at_a_time(monkeypatch):
+    """Neither the one before, while the next is loaded, nor any of them beside the judge."""
+    shipped = load_model("tiny-gpt2")
+    loaded: list[weakref.ref] = []
+    beside = []
+
+    def load(*_):
+        beside.append([one for one in loaded if one() is not None])
+        model = replace(shipped, model=type(shipped.model)(shipped.model.config).eval())
+        loaded.append(weakref.ref(model.model))
+        return model
+
+    for name in ("measure_ifd", "measure_encoders", "measure_diversity", "measure_memorization", "measure_identifiers"):
+        monkeypatch.setattr(evaluation, name, lambda *_, **__: Metrics())
+    monkeypatch.setattr(evaluation, "write_responses", lambda asked, *_: ["yes"] * len(asked))
+    monkeypatch.setattr(evaluation, "load_professional", load)
+    pairs = [Pair(f"What is {number}?", f"It is {number}.") for number in range(4)]
+    models = dict.fromkeys(("base", "public_only", "dp_only", "target"), load)
+    inputs = evaluation.EvaluationInputs(pairs, pairs, pairs, pairs, models)
+    evaluation.evaluate_run(
+        inputs, config=KnowledgeDistillationConfig(), profile="tiny", embedder=lambda _: np.zeros(0)
+    )
+    assert beside == [[]] * 5
