@@ -282,12 +282,18 @@ def _renamed(measured: Metrics, encoder: str) -> Metrics:
 def measure_wins(
     asked: Sequence[str], answers: Mapping[str, Sequence[str]], config: KnowledgeDistillationConfig, compute: Compute
 ) -> Metrics:
-    """How often the professional model prefers the distilled model's answers; it sees each pair in both orders."""
+    """How often the professional model prefers the distilled model's answers; it sees each pair in both orders.
+
+    It belongs in the server zone, so a client's machine may lack it, and the charge is paid by then.
+    """
     if config.professional.url is not None:
         return Metrics(
             missing=("the comparison of answers: the professional model is served, and judges nothing there",)
         )
-    judge = load_professional(config.professional, compute)
+    try:
+        judge = load_professional(config.professional, compute)
+    except InputError as error:
+        return Metrics(missing=(f"the comparison of answers, which the professional model judges: {error}",))
     encoder = PairEncoder(judge.tokenizer, config.professional.template)
     both = answers["target"], answers["dp_only"]
     try:

@@ -107,6 +107,14 @@ def test_a_judge_without_room_for_the_question_is_said_to_be_missing(answers, tm
     assert "max_length=40" in found.missing[0]
 
 
+def test_a_judge_that_is_in_the_server_zone_alone_is_said_to_be_missing(answers):
+    """The charge is paid by then: everything else is measured and exported."""
+    config = apply_overrides(KnowledgeDistillationConfig(), ["professional.model=of-the-server/zone"])
+    found = measure_wins(["Name a bird.", "Sum up."], answers, config, ON_CPU)
+    assert found.values == {}
+    assert "of-the-server/zone" in found.missing[0]
+
+
 def test_one_model_is_held_at_a_time(monkeypatch):
     """Neither the one before, while the next is loaded, nor any of them beside the judge."""
     shipped = load_model("tiny-gpt2")
