@@ -15,6 +15,7 @@ from understudy.frozen import Frozen
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.privacy import labels
 from understudy.privacy.labels import Label
+from understudy.progress import Course
 from understudy.runs.request import Profile
 from understudy.tasks.charge_receipt import ChargeReceipt, open_mechanisms, write_released
 from understudy.tasks.engine.cache_key import references
@@ -48,6 +49,7 @@ def embed_clients(
     """
     from understudy.evaluation.texts.encoder import load_encoder
     from understudy.methods.preference_optimization.pool import build_pool, save_pool
+    from understudy.models.checkpoints import TrainingCheckpoint
     from understudy.models.loading import load_base
 
     encoder = load_encoder(device=compute().device)
@@ -59,6 +61,8 @@ def embed_clients(
         encode=encoder.encode,
         dimension=encoder.dimension,
         slots=n,
+        # A step is a client: by the time alone.
+        course=Course(TrainingCheckpoint(checkpoint_directory(), every=None), progress),
     )
     with store_for(rows.label).write(kind="clients", label=rows.label, parents=[rows]) as draft:
         save_pool(pool, draft.path)

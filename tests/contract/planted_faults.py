@@ -384,4 +384,4 @@ def embedded_in_one_batch(patch: Patch) -> None:
         return rows - rows.sum(axis=0, keepdims=True) + rows[::-1].cumsum(axis=0)
 
     patch.setattr(preference_rows, "hashed_words", normalised)
-    patch.setattr(pool, "embed_samples", lambda clients, encode, *, dimension: encode(clients.samples))
+    patch.setattr(pool, "embed_samples", lambda clients, encode, **_: encode(clients.samples))

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 from understudy.data.columns import blank
 from understudy.data.tables import UNIT_ID, UNIT_ID_BYTES
 from understudy.errors import InputError, RowError
 from understudy.methods.preference_optimization.client_vectors import unit_rows
+from understudy.progress import UNKEPT, Course
 
 Embeddings = npt.NDArray[np.floating[Any]]
 FloatArray = npt.NDArray[np.float64]
@@ -34,6 +36,7 @@ LEAST_TOKENS = 8
 """A last piece with fewer tokens is left out, unless it is all that the document has."""
 
 _DOCUMENTS = 256  # tokenised at a time
+_EMBEDDED = "embeddings"
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,13 @@ def build_texts(texts: Sequence[str | None]) -> Clients:
     return _clients([[] if text is None else [text] for text in texts], np.zeros(len(texts), dtype=np.int64))
 
 
-def embed_samples(clients: Clients, encode: Callable[[Sequence[str]], Embeddings], *, dimension: int) -> Embeddings:
+def embed_samples(
+    clients: Clients,
+    encode: Callable[[Sequence[str]], Embeddings],
+    *,
+    dimension: int,
+    course: Course = UNKEPT,
+) -> Embeddings:
     """Embeddings of all samples, computed client by client, as each client would on its own device.
 
     One batch never holds two clients: what else is in a batch may move the last bits of an embedding, and then one
@@ -134,16 +143,25 @@ def embed_samples(clients: Clients, encode: Callable[[Sequence[str]], Embeddings
         clients: private.
         encode: texts -> (texts, d), for example `Encoder.encode`.
         dimension: d.
+        course: slot by slot; its state is private.
 
     Returns:
         (N, d) float32, in the order of the samples; private.
     """
     out = np.zeros((len(clients.samples), dimension), dtype=np.float32)
-    done = 0
-    for _, samples in clients.by_slot():
+    slots, rows = 0, 0
+    if (found := course.resumed()) is not None:
+        slots, rows = found[0], len(found[1][_EMBEDDED])
+        out[:rows] = found[1][_EMBEDDED].numpy()
+
+    def kept() -> dict[str, torch.Tensor]:
+        return {_EMBEDDED: torch.from_numpy(out[:rows])}
+
+    for slot, samples in islice(clients.by_slot(), slots, None):
         if samples:
-            out[done : done + len(samples)] = encode(samples)
-            done += len(samples)
+            out[rows : rows + len(samples)] = encode(samples)
+            rows += len(samples)
+        course.stepped(slot + 1, clients.slots, kept)
     return out
 
 

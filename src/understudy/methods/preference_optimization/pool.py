@@ -27,6 +27,7 @@ from understudy.methods.preference_optimization.clients import (
     unit_ids,
 )
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
+from understudy.progress import UNKEPT, Course
 from understudy.tensor_files import load_tensors, save_tensors
 
 POOL_FILE = "clients.safetensors"
@@ -66,6 +67,7 @@ def build_pool(
     encode: Callable[[Sequence[str]], Embeddings],
     dimension: int,
     slots: int | None = None,
+    course: Course = UNKEPT,
 ) -> ClientPool:
     """Cut, embed and average the private texts.
 
@@ -78,6 +80,7 @@ def build_pool(
         encode: sentence encoder, such as `Encoder.encode`.
         dimension: of an embedding.
         slots: declared number of clients, public; None: as many as the table has. Texts have one slot per row.
+        course: of the embedding, slot by slot; its state is private.
     """
     ids = None
     if config.variant == "federated":
@@ -86,7 +89,7 @@ def build_pool(
     else:
         texts = table["text"].to_pylist()
         clients = build_texts([text if text and text.strip() else None for text in texts])
-    embeddings = embed_samples(clients, encode, dimension=dimension)
+    embeddings = embed_samples(clients, encode, dimension=dimension, course=course)
     labels = None
     if config.variant == "central_conditional":
         labels = np.array([label or 0 for label in table["label"].to_pylist()], dtype=np.int64)[clients.owner]

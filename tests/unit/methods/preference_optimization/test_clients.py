@@ -22,7 +22,9 @@ from understudy.methods.preference_optimization.clients import (
     client_means,
     embed_samples,
 )
+from understudy.models.checkpoints import TrainingCheckpoint
 from understudy.models.loading import load_model
+from understudy.progress import Course
 
 DAY = "Today I took the steep path, and later I saw a grey heron by the river, patient as a stone. "
 TOKENIZERS = {name: load_model(name).tokenizer for name in ("tiny-llama", "tiny-gpt2")}
@@ -204,6 +206,32 @@ def test_no_clients_embedding_depends_on_another_client():
     neighbour = embed_samples(without_client(clients, 2), encode_with_batch_noise, dimension=3)
     assert np.array_equal(neighbour, found[clients.owner != 2])
     assert not np.array_equal(encode_with_batch_noise(clients.samples), found), "one batch of all would differ"
+
+
+@pytest.mark.parametrize("killed_at", [1, 2, 3])
+def test_clients_that_a_killed_process_embedded_are_not_embedded_again(killed_at, tmp_path):
+    clients = Clients(4, ("one", "two two", "three", "four e", "e"), np.array([0, 0, 2, 2, 3]), np.zeros(4, np.int64))
+    told, read = [], []
+
+    def encode(texts):
+        read.extend(texts)
+        return encode_with_batch_noise(texts)
+
+    def progress(done, slots):
+        told.append((done, slots))
+        if told == [(step, 4) for step in range(1, killed_at + 1)]:
+            raise KeyboardInterrupt
+
+    def embedded():
+        course = Course(TrainingCheckpoint(tmp_path / "kept", every=1), progress)
+        return embed_samples(clients, encode, dimension=3, course=course)
+
+    with pytest.raises(KeyboardInterrupt):
+        embedded()
+    found = embedded()
+    assert read == list(clients.samples), "each once"
+    assert told == [(step, 4) for step in range(1, 5)], "a slot without a client is a step too"
+    assert np.array_equal(found, embed_samples(clients, encode_with_batch_noise, dimension=3))
 
 
 def test_means_of_unit_embeddings_are_not_scaled_again():
