@@ -23,7 +23,7 @@ from tables import interval_text, print_table
 
 from understudy.data.readers import read_source
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+from understudy.evaluation.measure import Conditions, LabelledTexts, evaluate_synthetic
 from understudy.evaluation.statistics import intervals
 from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.methods.conditional_generation.storage import load_trained
@@ -50,10 +50,8 @@ def main() -> None:
     test = _named(options.test, names)
     config = EvaluationConfig(profile="tiny", headline="transformer")
     found = evaluate_synthetic(
-        sets["synthetic"],
-        sets["real"],
+        Conditions(**sets),
         test,
-        prompt_only=sets["prompt_only"],
         config=config,
         embedder=partial(embed, encoder=load_encoder(), cache=None),
     )

@@ -16,6 +16,7 @@ from understudy.evaluation.metrics import Metrics, merge
 from understudy.frozen import Frozen
 from understudy.generation.config import Reading
 from understudy.privacy import labels
+from understudy.progress import Progress, halves
 from understudy.settings import private_directory, settings
 from understudy.tasks.engine.runtime import compute, progress, task
 
@@ -43,21 +44,23 @@ def evaluate(
     With `reading`, how many private texts were cut is among them. Of a run that kept no row they say so: the charge is
     paid by then, and what was released is worth having.
     """
-    from understudy.evaluation.measure import evaluate_synthetic
+    from understudy.evaluation.measure import Conditions, evaluate_synthetic
     from understudy.evaluation.texts.cut_texts import measure_cut
 
     rows = partial(labelled_rows, label_names=label_names)
     refs = [synthetic, train, test, *([prompt_only] if prompt_only is not None else [])]
     made = rows(synthetic)
+    # A small table is embedded before anybody asks; how many slots there are is public.
+    large, learns = row_count(train) + row_count(test) > _MANY, config.headline == "transformer"
+    reading_told, learning_told = halves(progress) if large and learns else (progress if large else None, progress)
     if made.texts:
         metrics = evaluate_synthetic(
-            made,
-            rows(train),
+            Conditions(made, rows(train), rows(prompt_only) if prompt_only is not None else None),
             rows(test),
-            prompt_only=rows(prompt_only) if prompt_only is not None else None,
             config=config,
-            embedder=sentence_embedder(row_count(train) + row_count(test)),
+            embedder=sentence_embedder(reading_told),
             device=compute().device,
+            progress=learning_told,
         )
     else:
         metrics = Metrics(missing=("everything about the synthetic rows: none was kept",))
@@ -87,15 +90,16 @@ def write_metrics(metrics: Metrics, made_from: Sequence[ArtifactRef]) -> Artifac
     return write_json(metrics.model_dump(mode="json"), kind="metrics", label=label, parents=made_from)
 
 
-def sentence_embedder(slots: int = 0) -> Embedder:
+def sentence_embedder(told: Progress | None = None) -> Embedder:
     """The sentence encoder on this run's device; what it made of a text is kept in the client zone.
 
-    With many slots, whose number is public, it tells of each tenth, and what a killed task has encoded stays.
+    Args:
+        told: of each tenth, whatever the number of texts; what a killed task has encoded stays then.
     """
     from understudy.evaluation.texts.encoder import embed, load_encoder
 
     embedder = partial(embed, encoder=load_encoder(device=compute().device), cache=private_embeddings())
-    return partial(embedder, parts=_PARTS, progress=progress) if slots > _MANY else embedder
+    return embedder if told is None else partial(embedder, parts=_PARTS, progress=told)
 
 
 def private_embeddings() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from understudy.frozen import Frozen
 from understudy.runs.evaluations.request import EvaluateRequest
-from understudy.tasks.engine.runtime import compute, task
+from understudy.tasks.engine.runtime import compute, progress, task
 
 
 class Evaluated(Frozen):
@@ -24,5 +24,7 @@ def report_evaluation(request: EvaluateRequest) -> Evaluated:
     from understudy.runs.evaluations.inputs import tables_of
     from understudy.runs.evaluations.report import report_on_tables
 
-    files, _ = report_on_tables(tables_of(request), request.folder.absolute(), device=compute().device)
+    files, _ = report_on_tables(
+        tables_of(request), request.folder.absolute(), device=compute().device, progress=progress
+    )
     return Evaluated(report=str(files.html))

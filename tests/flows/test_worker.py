@@ -23,6 +23,7 @@ from pathlib import Path
 import fork_server
 import forked
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -497,7 +498,8 @@ def test_a_worker_evaluates_any_table_and_the_report_goes_with_its_source(server
     Ledger.open().register(SourceRecord(**record, epsilon=8, delta=1e-4, n=private_rows.num_rows))
     Ledger.open().register_rows("ward", row_digests(private_rows.select(["text"])))
     test = tmp_path / "test.parquet"
-    pq.write_table(private_rows.slice(0, private_rows.num_rows // 2), test)
+    unseen = [f"{text} and came again" for text in private_rows["text"].to_pylist()]
+    pq.write_table(private_rows.set_column(0, "text", pa.array(unseen)).slice(0, private_rows.num_rows // 2), test)
     request = EvaluateRequest(synthetic=str(data), real=str(data), test=str(test), out=str(tmp_path / "out"))
     started_by_the_worker(server["PREFECT_API_URL"], "evaluate/default", fork_server.command("-m", "prefect.engine"))
     parameters = json.dumps({"request": request.model_dump(mode="json")})

@@ -13,6 +13,7 @@ beside `real_test` where there is no holdout.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from understudy.evaluation.texts.encoder import FloatArray, embed_sets
 from understudy.evaluation.texts.identifiers import identify
 from understudy.evaluation.texts.words import Texts, TokenizedTexts
 from understudy.evaluation.utility import accuracy
+from understudy.progress import Progress
 
 __all__ = [
     "Conditions",
@@ -55,15 +57,14 @@ Embedder = Callable[[Sequence[str]], FloatArray]
 
 
 def evaluate_synthetic(
-    synthetic: LabelledTexts,
-    real_train: LabelledTexts,
+    conditions: Conditions,
     real_test: LabelledTexts,
     holdout: Sequence[str] | None = None,
-    prompt_only: LabelledTexts | None = None,
     *,
     config: EvaluationConfig,
     embedder: Embedder,
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> Metrics:
     """Utility, label fidelity, fidelity, diversity and memorisation of one synthetic data set. Internal.
 
@@ -71,35 +72,35 @@ def evaluate_synthetic(
     rows each. Words, copies and identifiers are those of all rows.
 
     Args:
-        synthetic: what was made.
-        real_train: the private rows it was made from.
+        conditions: what was made, the private rows it was made from, and text from the same base model and prompts
+            without private data, or None.
         real_test: real rows that the generator never saw; for measuring only.
         holdout: further real texts that the generator never saw, for the memorisation baseline.
-        prompt_only: text from the same base model and prompts without private data.
         config: public settings.
         embedder: texts -> embeddings, such as `partial(embed, encoder=load_encoder(), cache=None)`; called once.
         device: torch device of the transformer classifier.
+        progress: called with (transformer classifiers trained, classifiers); public numbers.
 
     Raises:
         InputError: when a set is empty or the sets declare different labels.
     """
-    _check_sets(Conditions(synthetic, real_train, prompt_only), real_test)
-    holdout = holdout or ()
+    _check_sets(conditions, real_test)
+    synthetic, real_train, holdout = conditions.synthetic.texts, conditions.real.texts, holdout or ()
     most, seed = config.most_rows, config.public_seed
-    conditions = Conditions(synthetic, at_most(real_train, most, seed=seed), prompt_only)
+    conditions = replace(conditions, real=at_most(conditions.real, most, seed=seed))
     tested, further = at_most(real_test, most, seed=seed), texts_at_most(holdout, most, seed=seed)
     sets = {name: rows.texts for name, rows in conditions.named().items()}
     embedded = embed_sets({**sets, "test": tested.texts, "holdout": further}, embedder)
     test_embedded, holdout_embedded = embedded.pop("test"), embedded.pop("holdout")
     unseen_embedded = np.concatenate([test_embedded, holdout_embedded])
-    made, train, test, held = words.tokenize(synthetic.texts, real_train.texts, real_test.texts, holdout)
+    made, train, test, held = words.tokenize(synthetic, real_train, real_test.texts, holdout)
     return merge(
-        measure_utility(conditions, tested, embedded, test_embedded, config=config, device=device),
+        measure_utility(conditions, tested, embedded, test_embedded, config=config, device=device, progress=progress),
         measure_label_fidelity(conditions, tested, embedded, test_embedded),
         measure_fidelity(embedded["synthetic"], unseen_embedded, embedded.get("prompt_only"), config=config),
         measure_diversity(made, words.join(test, held), seed=config.public_seed),
         measure_memorization(made, train, held or test, seed=config.public_seed, level=config.level),
-        measure_identifiers(synthetic.texts, real_train.texts, holdout or real_test.texts, level=config.level),
+        measure_identifiers(synthetic, real_train, holdout or real_test.texts, level=config.level),
     )
 
 
@@ -111,6 +112,7 @@ def measure_utility(
     *,
     config: EvaluationConfig,
     device: str = "cpu",
+    progress: Progress | None = None,
 ) -> Metrics:
     """Accuracy on real test rows of classifiers trained on each condition, with intervals and paired differences.
 
@@ -121,10 +123,11 @@ def measure_utility(
         test_embedded: (m, d).
         config: public settings; `headline="probe"` skips the transformer.
         device: of the transformer.
+        progress: called with (transformers trained, transformers).
     """
     correct = {"probe": _probe_correct(conditions, test, embedded, test_embedded)}
     if config.headline == "transformer":
-        correct["transformer"] = _transformer_correct(conditions, test, config, device)
+        correct["transformer"] = _transformer_correct(conditions, test, config, device, progress)
     values: dict[str, float] = {
         "utility.real_rows": float(len(conditions.real.texts)),
         "utility.test_rows": float(len(test.texts)),
@@ -327,17 +330,17 @@ def _probe_correct(
 
 
 def _transformer_correct(
-    conditions: Conditions, test: LabelledTexts, config: EvaluationConfig, device: str
+    conditions: Conditions, test: LabelledTexts, config: EvaluationConfig, device: str, progress: Progress | None
 ) -> dict[str, Correct]:
-    return {
-        condition: np.stack(
-            [
-                accuracy.transformer_accuracy(rows, test, config=config.classifier, seed=seed, device=device).correct
-                for seed in config.seeds
-            ]
-        )
-        for condition, rows in conditions.named().items()
-    }
+    named, settings = conditions.named(), config.classifier
+    found: dict[str, list[Correct]] = {condition: [] for condition in named}
+    every = [(condition, seed) for condition in named for seed in config.seeds]
+    for number, (condition, seed) in enumerate(every, 1):
+        fitted = accuracy.transformer_accuracy(named[condition], test, config=settings, seed=seed, device=device)
+        found[condition].append(fitted.correct)
+        if progress is not None:
+            progress(number, len(every))
+    return {condition: np.stack(tables) for condition, tables in found.items()}
 
 
 def _put(values: dict[str, float], intervals: dict[str, tuple[float, float]], name: str, found: Interval) -> None:

@@ -15,10 +15,13 @@ from understudy.data.columns import among_columns
 from understudy.errors import InputError, RowError
 from understudy.evaluation.config import EvaluationConfig
 from understudy.evaluation.metrics import Metrics
+from understudy.progress import Progress
 
 SAME_ROWS: Final = (
     "--test: expected rows that nothing was trained on, found the rows of --real or most of them; name others"
 )
+
+_PARTS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -116,26 +119,27 @@ def _require_labels(table: pa.Table, column: str, *, remedy: str) -> None:
         )
 
 
-def measure_tables(compared: ComparedTables, *, device: str = "cpu") -> Metrics:
+def measure_tables(compared: ComparedTables, *, device: str = "cpu", progress: Progress | None = None) -> Metrics:
     """Measure a synthetic table. Internal: it reads real rows.
 
     Args:
         compared: from `read_tables`.
         device: torch device of the sentence encoder and the classifier.
+        progress: called with (tenths read, ten), whatever the number of rows.
     """
-    from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+    from understudy.evaluation.measure import Conditions, LabelledTexts, evaluate_synthetic
     from understudy.evaluation.texts.encoder import embed, load_encoder
 
     synthetic, train, test = (
         LabelledTexts(rows.table["text"].to_pylist(), rows.table["label"].to_pylist(), rows.label_names)
         for rows in (compared.synthetic, compared.train, compared.test)
     )
+    encoder = load_encoder(device=device)
     return evaluate_synthetic(
-        synthetic,
-        train,
+        Conditions(synthetic, train),
         test,
         config=EvaluationConfig(profile="tiny"),
-        embedder=partial(embed, encoder=load_encoder(device=device), cache=None),
+        embedder=partial(embed, encoder=encoder, cache=None, parts=_PARTS, progress=progress),
         device=device,
     )
 

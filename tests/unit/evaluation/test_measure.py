@@ -47,7 +47,11 @@ def embedder(known):
 def measured(data, embedder):
     return {
         name: measure.evaluate_synthetic(
-            data[name], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=embedder
+            Conditions(data[name], data["train"], data["useless"]),
+            data["test"],
+            data["holdout"],
+            config=CONFIG,
+            embedder=embedder,
         )
         for name in ("good", "copied")
     }
@@ -99,7 +103,11 @@ def test_copies_are_caught_and_fresh_text_is_not(measured):
 def test_an_evaluation_repeats(measured, data, encoder):
     afresh = partial(embed, encoder=encoder)
     again = measure.evaluate_synthetic(
-        data["good"], data["train"], data["test"], data["holdout"], data["useless"], config=CONFIG, embedder=afresh
+        Conditions(data["good"], data["train"], data["useless"]),
+        data["test"],
+        data["holdout"],
+        config=CONFIG,
+        embedder=afresh,
     )
     assert again == measured["good"]
 
@@ -115,7 +123,7 @@ def test_every_text_is_embedded_and_tokenised_once(data, known, monkeypatch):
     monkeypatch.setattr(words, "words", lambda text: tokenised.append(text) or read_words(text))
     wrapped = dataclasses.replace(known, encode=noted)
     measure.evaluate_synthetic(
-        data["copied"], data["train"], data["test"], data["holdout"], data["useless"],
+        Conditions(data["copied"], data["train"], data["useless"]), data["test"], data["holdout"],
         config=CONFIG, embedder=partial(embed, encoder=wrapped),
     )  # fmt: skip
     sets = [data["copied"].texts, data["train"].texts, data["test"].texts, data["holdout"]]
@@ -134,7 +142,7 @@ def test_of_many_real_rows_models_read_some_and_copies_are_looked_for_among_all(
     few = CONFIG.model_copy(update={"most_rows": 30})
     train, test, holdout = data["train"], data["test"], data["holdout"]
     embedder = partial(embed, encoder=dataclasses.replace(known, encode=noted))
-    found = measure.evaluate_synthetic(data["copied"], train, test, holdout, config=few, embedder=embedder)
+    found = measure.evaluate_synthetic(Conditions(data["copied"], train), test, holdout, config=few, embedder=embedder)
     assert (found.values["utility.real_rows"], found.values["utility.test_rows"]) == (30, 30)
     for real in (train.texts[40:], test.texts, holdout):
         assert 0 < len(set(real) & set(read)) < len(set(real))
@@ -172,7 +180,9 @@ def test_fidelity_of_many_rows_is_that_of_subsamples_and_says_so(monkeypatch):
 
 
 def test_without_holdout_and_prompt_only_the_test_rows_serve_and_the_gap_is_said(data, embedder):
-    metrics = measure.evaluate_synthetic(data["good"], data["train"], data["test"], config=CONFIG, embedder=embedder)
+    metrics = measure.evaluate_synthetic(
+        Conditions(data["good"], data["train"]), data["test"], config=CONFIG, embedder=embedder
+    )
     assert metrics.values["memorization.rows"] == 40
     assert "utility.prompt_only.accuracy" not in metrics.values
     assert any("prompt-only" in reason for reason in metrics.missing)
@@ -245,7 +255,11 @@ def test_transformer_headline_carries_every_seed(data, embedder):
     )
     conditions = Conditions(synthetic, real)
     embedded = {name: embedder(rows.texts) for name, rows in conditions.named().items()}
-    metrics = measure.measure_utility(conditions, test, embedded, embedder(test.texts), config=config)
+    told = []
+    metrics = measure.measure_utility(
+        conditions, test, embedded, embedder(test.texts), config=config, progress=lambda *step: told.append(step)
+    )
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)], "two seeds of two training sets"
     headline = metrics.values["utility.synthetic.accuracy"]
     assert headline == metrics.values["utility.transformer.synthetic.accuracy"]
     assert (headline * 16) % 1 == pytest.approx(0)  # two seeds of eight rows
@@ -264,5 +278,8 @@ def test_sets_that_do_not_fit_are_refused(data, embedder, change, message):
     fields = {"texts": data["good"].texts, "labels": data["good"].labels, "label_names": data["good"].label_names}
     with pytest.raises(InputError, match=message):
         measure.evaluate_synthetic(
-            LabelledTexts(**(fields | change)), data["train"], data["test"], config=CONFIG, embedder=embedder
+            Conditions(LabelledTexts(**(fields | change)), data["train"]),
+            data["test"],
+            config=CONFIG,
+            embedder=embedder,
         )

@@ -14,7 +14,7 @@ from typing import Any
 from understudy.cores import resident_memory
 from understudy.data.private_rows import PrivateRows
 from understudy.evaluation.config import EvaluationConfig
-from understudy.evaluation.measure import LabelledTexts, evaluate_synthetic
+from understudy.evaluation.measure import Conditions, LabelledTexts, evaluate_synthetic
 from understudy.evaluation.texts.encoder import embed, load_encoder
 from understudy.hardware import chosen
 from understudy.methods.conditional_generation.config import ConditionalGenerationConfig
@@ -178,7 +178,8 @@ def _evaluation_seconds(config: ConditionalGenerationConfig, promise: Promise) -
     embedder = partial(embed, encoder=load_encoder(device=chosen().device))
     measuring = EvaluationConfig(profile=config.profile)
     probe = measuring.model_copy(update={"headline": "probe"})
-    whole = _seconds(lambda: evaluate_synthetic(rows, rows, rows, prompt_only=rows, config=probe, embedder=embedder))
+    alike = Conditions(rows, rows, rows)
+    whole = _seconds(lambda: evaluate_synthetic(alike, rows, config=probe, embedder=embedder))
     long = [f"{text}{' more' * config.train.max_length}" for text in made]
     each = _seconds(lambda: embedder(long)) / _TEXTS
     # What the class means were made of is embedded by then.

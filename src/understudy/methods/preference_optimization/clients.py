@@ -12,7 +12,7 @@ slots there are is public (n is); a null client has no sample. Everything else h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -143,13 +143,14 @@ def embed_samples(
         clients: private.
         encode: texts -> (texts, d), for example `Encoder.encode`.
         dimension: d.
-        course: slot by slot; its state is private.
+        course: keeps its private state slot by slot, and tells of tenths of the samples: how long a client takes is
+            seen of none.
 
     Returns:
         (N, d) float32, in the order of the samples; private.
     """
     out = np.zeros((len(clients.samples), dimension), dtype=np.float32)
-    slots, rows = 0, 0
+    keeping, slots, rows = replace(course, progress=None), 0, 0
     if (found := course.resumed()) is not None:
         slots, rows = found[0], len(found[1][_EMBEDDED])
         out[:rows] = found[1][_EMBEDDED].numpy()
@@ -161,7 +162,10 @@ def embed_samples(
         if samples:
             out[rows : rows + len(samples)] = encode(samples)
             rows += len(samples)
-        course.stepped(slot + 1, clients.slots, kept)
+        keeping.stepped(slot + 1, clients.slots, kept)
+        if course.progress is not None and samples:
+            for tenth in range(10 * (rows - len(samples)) // len(out) + 1, 10 * rows // len(out) + 1):
+                course.progress(tenth, 10)
     return out
 
 

@@ -80,7 +80,7 @@ def build_pool(
         encode: sentence encoder, such as `Encoder.encode`.
         dimension: of an embedding.
         slots: declared number of clients, public; None: as many as the table has. Texts have one slot per row.
-        course: of the embedding, slot by slot; its state is private.
+        course: of the embedding, as for `embed_samples`.
     """
     ids = None
     if config.variant == "federated":

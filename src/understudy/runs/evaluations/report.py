@@ -18,6 +18,7 @@ from understudy.evaluation.metrics import Metrics
 from understudy.evaluation.tables import ComparedTables, measure_tables, records_of
 from understudy.locks import locked_folder
 from understudy.privacy.ledger.ledger import Ledger
+from understudy.progress import Progress
 from understudy.reporting.kinds import TITLE_OF_EVALUATION, is_evaluation
 from understudy.reporting.report import About, ReportFiles, build_report
 from understudy.runs.evaluations.unregistered import (
@@ -35,13 +36,16 @@ from understudy.settings import settings
 _FILES = ("report.json", "report.html")
 
 
-def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu") -> tuple[ReportFiles, Metrics]:
+def report_on_tables(
+    compared: ComparedTables, out: Path, *, device: str = "cpu", progress: Progress | None = None
+) -> tuple[ReportFiles, Metrics]:
     """Measure a synthetic table and write report.html and report.json. Internal: they are made from real rows.
 
     Args:
         compared: the tables, from `evaluation.tables.read_tables`.
         out: folder of the report; made when absent, closed to other users (0700).
         device: torch device of the sentence encoder and the classifier.
+        progress: called with (tenths read, ten), whatever the number of rows.
 
     Raises:
         UnderstudyError: the ledger, which knows whose the rows are, cannot be read.
@@ -49,7 +53,7 @@ def report_on_tables(compared: ComparedTables, out: Path, *, device: str = "cpu"
     digests = [digest for part in (compared.train, compared.test) for digest in row_digests(part.table)]
     noted = note_rows(out, digests)
     sources = _sources_of(digests)
-    metrics = measure_tables(compared, device=device)
+    metrics = measure_tables(compared, device=device, progress=progress)
     names = compared.train.label_names
     made = f"{compared.synthetic.table.num_rows} labelled texts"
     with noted_report(out, sources):

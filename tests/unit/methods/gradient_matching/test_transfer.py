@@ -259,10 +259,7 @@ def test_everything_together_joins_what_every_table_is_judged_by(folder, sets):
         progress=lambda step, total: done.append((step, total)),
     )
     assert done == [(step, 5) for step in range(1, 6)]
-    common = evaluate_synthetic(
-        conditions.synthetic, conditions.real, test, prompt_only=conditions.prompt_only,
-        config=EvaluationConfig(profile="tiny"), embedder=embedder,
-    )  # fmt: skip
+    common = evaluate_synthetic(conditions, test, config=EvaluationConfig(profile="tiny"), embedder=embedder)
     merged = merge(common, own)
     assert len(merged.values) == len(common.values) + len(own.values)
     assert set(merged.histograms) == {"matching.loss", "memorization.nearest"}

@@ -187,4 +187,7 @@ def test_a_dry_run_names_the_largest_phase_and_not_what_this_process_held():
     loaded = load_model("tiny-llama")
     asked = [Config(preferences={"batch_size": 1, "lora_rank": rank}) for rank in (1, 8192)]
     small, large = (module._peak(loaded, one)["expected_peak_memory_mib"] for one in asked)
-    assert large > largest(phases(asked[1], loaded.shape))[1] >> 20 > 2048 + small
+    of_small, of_large = (largest(phases(one, loaded.shape))[1] / 2**20 for one in asked)
+    assert of_large > 2048 + of_small
+    # Beside it is what the process holds now, which has held more: of many tests it may be gigabytes.
+    assert large - small == pytest.approx(of_large - of_small, abs=64)
