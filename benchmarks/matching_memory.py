@@ -12,7 +12,6 @@ of SmolLM2-135M with random weights (`generation_speed.py`) and the tokenizer of
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,8 @@ from typing import Any
 
 import torch
 from generation_speed import smollm2_135m
-from measuring import arguments, in_fresh_process, parse_side, peak_memory, write_result
+from measuring import peak_memory
+from phase_peaks import parse, run
 
 from understudy.compute import ON_CPU, Compute
 from understudy.data.private_rows import PrivateRows
@@ -56,7 +56,6 @@ from understudy.models.shape import model_shape
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
 
-TARGETS = {"prediction": 0.25}
 LABELS = ("negative", "positive")
 WORDS = {"template": " It was", "words": {"negative": "bad", "positive": "great"}}
 BFLOAT16 = Compute("cpu", "bfloat16", 0)
@@ -345,36 +344,8 @@ def predicted(case: Case, models: Path) -> float:
     return (phases[PHASES[case.phase]] - loaded) / 2**20
 
 
-def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    found = {}
-    for name in options.cases.split(","):
-        expected = predicted(CASES[name], options.models)
-        asked = {"case": name, "side": "peak", "threads": options.threads, "models": options.models}
-        measured = in_fresh_process(__file__, asked)
-        found[name] = {"measured_mib": measured, "predicted_mib": expected, "ratio": expected / measured}
-        print(name, {key: round(value, 2) for key, value in found[name].items()}, file=sys.stderr, flush=True)
-    return found
-
-
-def parse() -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--case", choices=tuple(CASES), help=argparse.SUPPRESS)
-    parser.add_argument("--cases", default=",".join(CASES), help="which cases, separated by commas")
-    parser.add_argument("--models", type=Path, help="folder for the random model; by default one that is removed")
-    return parse_side(parser, ("peak",), figure)
-
-
 def main() -> None:
-    options = parse()
-    with TemporaryDirectory() as folder:
-        options.models = options.models or Path(folder)
-        for case in CASES.values():
-            place(case.model, options.models)
-        cases = compare(options)
-    print(f"{'phase':<26}{'measured MiB':>14}{'predicted':>11}{'ratio':>7}")
-    for name, one in cases.items():
-        print(f"{name:<26}{one['measured_mib']:>14.0f}{one['predicted_mib']:>11.0f}{one['ratio']:>7.2f}")
-    write_result(options.out, {"targets": TARGETS, "threads": options.threads, "cases": cases})
+    run(parse(__doc__, CASES, figure), __file__, CASES, place=place, predicted=predicted)
 
 
 if __name__ == "__main__":

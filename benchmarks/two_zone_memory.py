@@ -12,7 +12,6 @@ random weights and the tokenizer of tiny-llama, `distilgpt2` that of DistilGPT2.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Any
 
 import torch
 from matching_memory import Case, long_text, place
-from measuring import arguments, in_fresh_process, parse_side, peak_memory, write_result
+from measuring import peak_memory
+from phase_peaks import parse, run
 
 from understudy.evaluation.texts.encoder import load_encoder
 from understudy.evaluation.utility.next_token import NextTokenConfig, fine_tune
@@ -52,8 +52,6 @@ from understudy.models.room import weights_bytes
 from understudy.models.shape import model_shape
 from understudy.privacy.ledger.records import KeyMaterial
 from understudy.privacy.mechanisms import Mechanisms
-
-TARGETS = {"prediction": 0.25}
 
 ALL_LINEAR, SMALL_BATCH = {"lora": {"targets": "all-linear"}}, {"preferences": {"batch_size": 4}}
 CASES = {
@@ -279,36 +277,8 @@ def predicted(case: Case, models: Path) -> float:
     return (phases[PHASES[case.phase]] - loaded * weights_bytes(shape, case.compute)) / 2**20
 
 
-def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    found = {}
-    for name in options.cases.split(","):
-        expected = predicted(CASES[name], options.models)
-        asked = {"case": name, "side": "peak", "threads": options.threads, "models": options.models}
-        measured = in_fresh_process(__file__, asked)
-        found[name] = {"measured_mib": measured, "predicted_mib": expected, "ratio": expected / measured}
-        print(name, {key: round(value, 2) for key, value in found[name].items()}, file=sys.stderr, flush=True)
-    return found
-
-
-def parse() -> argparse.Namespace:
-    parser = arguments(__doc__)
-    parser.add_argument("--case", choices=tuple(CASES), help=argparse.SUPPRESS)
-    parser.add_argument("--cases", default=",".join(CASES), help="which cases, separated by commas")
-    parser.add_argument("--models", type=Path, help="folder for the random models; by default one that is removed")
-    return parse_side(parser, ("peak",), figure)
-
-
 def main() -> None:
-    options = parse()
-    with TemporaryDirectory() as folder:
-        options.models = options.models or Path(folder)
-        for case in CASES.values():
-            placed(case.model, options.models)
-        cases = compare(options)
-    print(f"{'phase':<26}{'measured MiB':>14}{'predicted':>11}{'ratio':>7}")
-    for name, one in cases.items():
-        print(f"{name:<26}{one['measured_mib']:>14.0f}{one['predicted_mib']:>11.0f}{one['ratio']:>7.2f}")
-    write_result(options.out, {"targets": TARGETS, "threads": options.threads, "cases": cases})
+    run(parse(__doc__, CASES, figure), __file__, CASES, place=placed, predicted=predicted)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from understudy.compute import Compute
 from understudy.cores import resident_memory
 from understudy.errors import InputError
 from understudy.hardware import device_memory
-from understudy.models.shape import ModelShape
+from understudy.models.shape import ModelShape, model_shape
 
 # Phase -> bytes at its peak.
 Phases = Mapping[str, int]
@@ -50,6 +50,22 @@ def expected_mib(model: Any, phases: Phases) -> int:
     if model.device.type == "cpu":
         peak += resident_memory() - sum(p.numel() * p.element_size() for p in model.parameters())
     return round(peak / 2**20)
+
+
+def check_fits(config: Any, phases_of: Callable[[Any, ModelShape], Phases], lowest: Mapping[str, Any]) -> None:
+    """`check_room` by the files of the base model alone; where they do not say its shape nothing is refused.
+
+    Args:
+        config: settings of the run, which name its `model`.
+        phases_of: settings, shape of the base model -> phases.
+        lowest: as for `check_room`.
+
+    Raises:
+        InputError: as `check_room`.
+    """
+    shape = model_shape(config.model)
+    if shape is not None:
+        check_room(config, lambda one: phases_of(one, shape), lowest)
 
 
 def check_room(config: Any, phases_of: Callable[[Any], Phases], lowest: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from understudy.errors import InputError
 from understudy.frozen import Frozen
 from understudy.models import room
 from understudy.models.loading import load_model
-from understudy.models.room import changed, check_room, expected_mib, weights_bytes
+from understudy.models.room import changed, check_fits, check_room, expected_mib, weights_bytes
 from understudy.models.shape import ModelShape, model_shape
 
 GIB = 2**30
@@ -50,6 +50,19 @@ def machine(monkeypatch):
 def test_a_run_that_fits_is_let_pass(machine):
     machine(16)
     check_room(Config(), phases, LOWEST)
+
+
+def test_a_run_is_judged_by_the_files_of_its_model_and_let_pass_where_they_do_not_say_its_shape(machine, monkeypatch):
+    machine(1)
+    shapes = {"some-model": SHAPE, "another-model": None}
+    monkeypatch.setattr(room, "model_shape", shapes.__getitem__)
+
+    def of_layers(config, shape):
+        return {"reading": config.part.rows * shape.layers * GIB}
+
+    with pytest.raises(InputError, match=r"to need 16\.0 GiB for reading"):
+        check_fits(Config(), of_layers, LOWEST)
+    check_fits(Config(model="another-model"), of_layers, LOWEST)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_lowers_the_largest_phase(machine):

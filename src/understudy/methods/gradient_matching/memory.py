@@ -17,7 +17,8 @@ from understudy.frozen import Profile
 from understudy.hardware import chosen
 from understudy.methods.gradient_matching.config import GradientMatchingConfig
 from understudy.methods.gradient_matching.evaluation_config import MatchingEvaluationConfig
-from understudy.models.room import FLOAT, check_room, weights_bytes, width_of
+from understudy.models import room
+from understudy.models.room import FLOAT, weights_bytes, width_of
 from understudy.models.shape import ModelShape, model_shape
 from understudy.quantities import rounded_up
 
@@ -66,9 +67,7 @@ def check_fits(config: GradientMatchingConfig, label_names: Sequence[str]) -> No
     Raises:
         InputError: with what to lower.
     """
-    shape = model_shape(config.model)
-    if shape is not None:
-        check_room(config, lambda one: phases(one, shape, len(label_names)), LOWEST)
+    room.check_fits(config, lambda one, shape: phases(one, shape, len(label_names)), LOWEST)
 
 
 def phases(

@@ -26,7 +26,8 @@ from understudy.methods.pass_peaks import (
     reading_bytes,
     tuning_bytes,
 )
-from understudy.models.room import FLOAT, check_room, weights_bytes
+from understudy.models import room
+from understudy.models.room import FLOAT, weights_bytes
 from understudy.models.shape import ModelShape, model_shape
 from understudy.settings import Zone, settings
 
@@ -72,9 +73,7 @@ def check_fits(config: KnowledgeDistillationConfig, *, zone: Zone | None = None)
     Raises:
         InputError: with what to lower.
     """
-    shape = model_shape(config.model)
-    if shape is not None:
-        check_room(config, lambda one: phases(one, shape, zone=zone), LOWEST)
+    room.check_fits(config, lambda one, shape: phases(one, shape, zone=zone), LOWEST)
 
 
 def phases(

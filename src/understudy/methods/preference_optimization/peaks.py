@@ -18,7 +18,8 @@ from understudy.hardware import chosen
 from understudy.methods.pass_peaks import CHARACTERS, LIBRARIES, beside_adapters, drawing_bytes, exporting_bytes
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
 from understudy.methods.preference_optimization.dpo_pairs import pairs_at_once
-from understudy.models.room import FLOAT, check_room, weights_bytes
+from understudy.models import room
+from understudy.models.room import FLOAT, weights_bytes
 from understudy.models.shape import ModelShape, model_shape
 from understudy.settings import Zone, settings
 
@@ -65,9 +66,7 @@ def check_fits(config: PreferenceOptimizationConfig, *, zone: Zone | None = None
     Raises:
         InputError: with what to lower.
     """
-    shape = model_shape(config.model)
-    if shape is not None:
-        check_room(config, lambda one: phases(one, shape, zone=zone), LOWEST)
+    room.check_fits(config, lambda one, shape: phases(one, shape, zone=zone), LOWEST)
 
 
 def phases(

@@ -14,8 +14,9 @@ from understudy.errors import InputError
 from understudy.hardware import chosen
 from understudy.methods.trajectory_matching.config import TrajectoryMatchingConfig
 from understudy.methods.trajectory_matching.memory import pass_bytes
+from understudy.models import room
 from understudy.models.packed import packed_bytes
-from understudy.models.room import FLOAT, check_room, weights_bytes, width_of
+from understudy.models.room import FLOAT, weights_bytes, width_of
 from understudy.models.shape import ModelShape, model_shape
 from understudy.privacy.dpsgd.chunks import LOGITS_AT_ONCE
 from understudy.settings import settings
@@ -60,9 +61,7 @@ def check_fits(config: TrajectoryMatchingConfig) -> None:
     Raises:
         InputError: with what to lower.
     """
-    shape = model_shape(config.model)
-    if shape is not None:
-        check_room(config, lambda one: phases(one, shape), LOWEST)
+    room.check_fits(config, phases, LOWEST)
 
 
 def phases(config: TrajectoryMatchingConfig, shape: ModelShape, *, compute: Compute | None = None) -> dict[str, int]:

@@ -33,7 +33,8 @@ TOKENS = {"sampling": {"max_new_tokens": 256}}
 
 @pytest.fixture(autouse=True)
 def shapes(monkeypatch):
-    monkeypatch.setattr(peaks, "model_shape", lambda name: SHAPES.get(name) or model_shape(name))
+    for asked in (peaks, room):
+        monkeypatch.setattr(asked, "model_shape", lambda name: SHAPES.get(name) or model_shape(name))
     monkeypatch.setattr(peaks, "chosen", lambda: ON_CPU)
 
 
@@ -152,12 +153,6 @@ def test_what_no_setting_makes_fit_needs_a_smaller_model(machine):
 def test_the_defaults_fit_a_small_machine(machine):
     machine(4)
     check_fits(Config())
-
-
-def test_a_model_without_a_known_shape_is_let_pass(machine, monkeypatch):
-    machine(0.001)
-    monkeypatch.setattr(peaks, "model_shape", lambda _: None)
-    check_fits(config())
 
 
 def test_a_run_is_refused_before_a_model_is_loaded(machine, monkeypatch, tmp_path):
