@@ -1,24 +1,18 @@
 """What a run is expected to hold at its peak follows its settings and its zone; without room it is refused."""
 
-import re
-
 import pytest
+from refused_for_memory import BIG, LARGE, SHAPES, named_in_refusal, needs_a_smaller_model
 
 from understudy.compute import ON_CPU, Compute
 from understudy.errors import InputError
 from understudy.methods.knowledge_distillation import checks, peaks
 from understudy.methods.knowledge_distillation import method as module
 from understudy.methods.knowledge_distillation.config import KnowledgeDistillationConfig as Config
-from understudy.methods.knowledge_distillation.peaks import LOWEST, check_fits, phases
+from understudy.methods.knowledge_distillation.peaks import check_fits, phases
 from understudy.models import room
-from understudy.models.room import changed, largest
-from understudy.models.shape import ModelShape, model_shape
+from understudy.models.shape import model_shape
 
 GIB = 2**30
-# Of 135 million and of 7 billion parameters.
-BIG = ModelShape(30, 576, 576, 192, 1536, True, 49_152, 134_515_008)
-LARGE = ModelShape(32, 4096, 4096, 4096, 11_008, True, 32_000, 6_738_415_616)
-SHAPES = {"big": BIG, "large": LARGE}
 CHECKS, TRAINING, EXPORT = "the checks before a charge", "the adapter's training", "the export"
 MEASURES, JUDGE = "the measures", "the judge that measures"
 PAIRS, TUNING, SEED = "the synthetic pairs", "the tuning on the pairs", "the tuning on the seed set"
@@ -137,21 +131,13 @@ def test_a_professional_model_that_is_not_there_is_left_to_its_own_check():
     ],
 )
 def test_what_a_refusal_names_lowers_the_prediction(machine, gib, settings, named):
-    asked = config(**settings)
-    phase, peak = largest(phases(asked, BIG))
     machine(gib)
-    with pytest.raises(InputError, match=f"{peak / GIB:.1f} GiB for {phase}, this machine allows {gib}.0") as refused:
-        check_fits(asked)
-    found = set(re.findall(r"([a-z_.]+)=", str(refused.value).partition(": ")[2]))
-    assert named <= found
-    for setting in found:
-        assert phases(changed(asked, {setting: LOWEST[setting]}), BIG).get(phase, 0) < peak
+    assert named <= named_in_refusal(peaks, config(**settings), gib=gib)
 
 
 def test_what_no_setting_makes_fit_needs_a_smaller_model(machine):
     machine(16)
-    with pytest.raises(InputError, match=r"this machine allows 16\.0: choose a smaller model$"):
-        check_fits(config().model_copy(update={"model": "large"}))
+    needs_a_smaller_model(peaks, config(), gib=16)
 
 
 def test_the_defaults_fit_a_small_machine(machine):
