@@ -228,6 +228,7 @@ def _next_token() -> Iterable[MetricName]:
         "share",
         "higher",
     )
+    yield MetricName("utility.next_token.real_samples", "Real samples that the model is tuned on", "rows", "context")
     yield MetricName("utility.next_token.clients", "Held-out clients behind the accuracies", "rows", "context")
 
 

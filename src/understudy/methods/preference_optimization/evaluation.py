@@ -121,7 +121,7 @@ def evaluate_run(
         return merge(rounds, Metrics(missing=("everything about the synthetic texts: none was kept",)))
     made, known, held = tokenize(inputs.synthetic, train.samples, test.samples)
     return merge(
-        measure_next_token(inputs, train, test, profile=profile, seed=seed, device=device, progress=progress),
+        measure_next_token(inputs, train, test, measuring=measuring, device=device, progress=progress),
         measure_fidelity(embedded["synthetic"], unseen, embedded["prompt_only"], config=measuring),
         measure_diversity(made, held, seed=seed),
         measure_memorization(made, known, held, seed=seed, level=measuring.level),
@@ -135,18 +135,20 @@ def measure_next_token(
     train: Clients,
     test: Clients,
     *,
-    profile: Literal["tiny", "paper"],
-    seed: int,
+    measuring: EvaluationConfig,
     device: str = "cpu",
     progress: Progress | None = None,
 ) -> Metrics:
-    """Accuracy of the downstream model on held-out units: as it is, and tuned on each set of texts."""
-    config = NextTokenConfig(profile=profile)
+    """Accuracy of the downstream model on held-out units: as it is, and tuned on each set of texts.
+
+    Of more real samples than `measuring.most_rows` so many are drawn to tune it on.
+    """
+    config, seed = NextTokenConfig(profile=measuring.profile), measuring.public_seed
     held_out = [samples for _, samples in test.by_slot()]
     conditions: dict[str, Sequence[str]] = {
         "prompt_only": inputs.prompt_only,
         "synthetic": inputs.synthetic,
-        "real": train.samples,
+        "real": texts_at_most(train.samples, measuring.most_rows, seed=seed),
     }
     scores = {}
     for done, (condition, texts) in enumerate(conditions.items(), start=1):
@@ -156,7 +158,10 @@ def measure_next_token(
             progress(done, len(conditions) + 1)
     public = fine_tune(inputs.synthetic, config=config.model_copy(update={"epochs": 0}), seed=seed, device=device)
     scores["public"] = score_clients(public, held_out, max_length=config.max_length)
-    values: dict[str, float] = {"utility.next_token.clients": float(len(held_out))}
+    values: dict[str, float] = {
+        "utility.next_token.clients": float(len(held_out)),
+        "utility.next_token.real_samples": float(len(conditions["real"])),
+    }
     intervals: dict[str, tuple[float, float]] = {}
     for condition, found in scores.items():
         interval = accuracy_interval(found, seed=seed)

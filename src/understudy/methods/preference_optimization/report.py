@@ -49,13 +49,14 @@ def next_token_section(metrics: Metrics) -> Section | None:
         ends = [end for mark in marks for end in (mark.interval or (mark.value,))]
         dots(figure.subplots(), marks, low=0.0, high=min(1.0, 1.15 * max(ends)), form="{:.3f}")
 
-    clients = values.get("utility.next_token.clients")
+    clients, real = (values.get(f"utility.next_token.{name}") for name in ("clients", "real_samples"))
     return Section(
         "next-token",
         "Next-token accuracy",
         tuple(lead),
         draw("next-token", title="Next tokens predicted right", alt=say(marks, "{:.3f}"), height=230, paint=paint),
-        note=f"{'' if clients is None else f'Tested on {number(clients)} clients. '}The last weights are tested; "
+        note=f"{'' if real is None else f'Real text: {number(real)} samples. '}"
+        f"{'' if clients is None else f'Tested on {number(clients)} clients. '}The last weights are tested; "
         "intervals are over clients.",
     )
 

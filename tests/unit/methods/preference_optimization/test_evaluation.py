@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from understudy.evaluation.config import EvaluationConfig
-from understudy.methods.preference_optimization.clients import client_means
+from understudy.evaluation.names import check_names
+from understudy.evaluation.utility.next_token import ClientScores
+from understudy.methods.preference_optimization import evaluation
+from understudy.methods.preference_optimization.clients import Clients, client_means
 from understudy.methods.preference_optimization.config import PreferenceOptimizationConfig
-from understudy.methods.preference_optimization.evaluation import EvaluationInputs, measure_rounds
+from understudy.methods.preference_optimization.evaluation import EvaluationInputs, measure_next_token, measure_rounds
 from understudy.methods.preference_optimization.pool import ClientPool
 from understudy.methods.preference_optimization.preferences import preference_pairs
 from understudy.methods.preference_optimization.stored import CANDIDATE_SCHEMA, Candidates
@@ -52,6 +55,19 @@ def said(pool: ClientPool, candidates: Candidates, scorer: str) -> np.ndarray:
     return total
 
 
+def inputs_of(pool: ClientPool, candidates: Candidates, scores: np.ndarray) -> EvaluationInputs:
+    return EvaluationInputs(
+        synthetic=["a"],
+        prompt_only=["b"],
+        train=pa.table({}),
+        test=pa.table({}),
+        pool=pool,
+        candidates=[candidates],
+        scores=[torch.from_numpy(scores)],
+        trained=[PROMPTS],
+    )
+
+
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("scorer", ["cosine", "histogram"])
 def test_recovery_is_measured_by_the_scorer_of_the_run(scorer, labelled):
@@ -66,18 +82,32 @@ def test_recovery_is_measured_by_the_scorer_of_the_run(scorer, labelled):
     exact = said(pool, candidates, scorer)
     scores = exact + np.random.default_rng(1).normal(size=len(exact))
     pairs = preference_pairs(scores, per_prompt=PER_PROMPT, rejected_rank=3)
-    inputs = EvaluationInputs(
-        synthetic=["a"],
-        prompt_only=["a"],
-        train=pa.table({}),
-        test=pa.table({}),
-        pool=pool,
-        candidates=[candidates],
-        scores=[torch.from_numpy(scores)],
-        trained=[PROMPTS],
-    )
+    inputs = inputs_of(pool, candidates, scores)
     found = measure_rounds(inputs, np.zeros((0, DIMENSION)), config=config, measuring=EvaluationConfig(profile="tiny"))
     expected = float((exact[pairs[:, 0]] > exact[pairs[:, 1]] + 1e-9).mean())
     assert found.values["rounds.recovery.round_1"] == expected
     other = said(pool, candidates, "cosine" if scorer == "histogram" else "histogram")
     assert expected != float((other[pairs[:, 0]] > other[pairs[:, 1]]).mean())  # the two can be told apart here
+
+
+def test_of_many_real_samples_the_downstream_model_is_tuned_on_some_and_the_report_is_told_how_many(monkeypatch):
+    read, right = [], iter([10, 20, 30, 5])
+    monkeypatch.setattr(evaluation, "fine_tune", lambda texts, **_: read.append(list(texts)))
+
+    def scored(_, held_out, **__):
+        tokens, correct = np.full(len(held_out), 100), np.full(len(held_out), next(right))
+        return ClientScores(tokens=tokens, correct=correct, loss=np.full(len(held_out), 9.0))
+
+    monkeypatch.setattr(evaluation, "score_clients", scored)
+    samples = tuple(f"sample {number}" for number in range(100))
+    train = Clients(20, samples, np.repeat(np.arange(20), 5), np.zeros(20, np.int64))
+    inputs = inputs_of(*population(labelled=False), np.zeros(1))
+    found = {}
+    for most in (30, 100):
+        right = iter([10, 20, 30, 5])
+        measuring = EvaluationConfig(profile="tiny", most_rows=most)
+        found[most] = measure_next_token(inputs, train, train, measuring=measuring).values
+        assert len(set(read[-2])) == len(read[-2]) == found[most]["utility.next_token.real_samples"] == most
+        assert set(read[-2]) <= set(samples)
+        assert read[-4:-2] == [["b"], ["a"]]
+    check_names(found[30])
