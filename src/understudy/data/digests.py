@@ -3,6 +3,7 @@
 import hashlib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, permutations
 
@@ -82,19 +83,22 @@ def pair_digests(table: pa.Table) -> Iterator[dict[bytes, int]]:
         yield {_digest([one, other]): size for one, other, size in pairs if size >= FEWEST_LETTERS}
 
 
-def different_texts(table: pa.Table) -> set[tuple[str, ...]]:
-    """The different texts of a checked table, in whatever order and case; null records left out. Private."""
-    rows = zip(*(table[name].to_pylist() for name in text_columns(table)), strict=True)
-    return {tuple(normalise(text) for text in row) for row in rows if row[0] is not None}
-
-
 def are_mostly_the_same(table: pa.Table, other: pa.Table) -> bool:
-    """Whether more than half of the different texts of the smaller of two checked tables are in the other one too.
+    """Whether two checked tables hold the same texts, or one of them most of the other's. Private.
 
-    Rows without a word count for neither.
+    Of the different texts of the smaller one more than half stand in the larger one, and once there: what many rows
+    say, as an answer of one word, tables that share no row have in common. Case and white space make no difference, and
+    rows without a word count for neither.
     """
-    one, another = (set(filter(any, different_texts(each))) for each in (table, other))
-    return 2 * len(one & another) > min(len(one), len(another))
+    smaller, larger = sorted((_said(table), _said(other)), key=len)
+    return (smaller == larger and bool(larger)) or 2 * sum(larger[text] == 1 for text in smaller) > len(smaller)
+
+
+def _said(table: pa.Table) -> Counter[tuple[str, ...]]:
+    """How many rows say each text; null records left out."""
+    rows = zip(*(table[name].to_pylist() for name in text_columns(table)), strict=True)
+    texts = (tuple(normalise(text) for text in row) for row in rows if row[0] is not None)
+    return Counter(text for text in texts if any(text))
 
 
 def client_digests(table: pa.Table) -> list[bytes]:

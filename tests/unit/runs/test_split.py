@@ -358,6 +358,15 @@ def test_rows_to_measure_on_may_share_a_few_texts(kind, request_of):
     assert found.test.num_rows == 42
 
 
+def test_other_rows_that_say_the_same_as_many_rows_may_be_measured_on(request_of):
+    """Answers of a word: that the one table's stand in the other does not make them the same rows."""
+    answers = ["yes", "no", "maybe", "it depends", "never"]
+    asked = request_of({"text": answers * 8 + TEXTS[:4]}, test={"text": answers[:4] * 2 + ["once"]})
+    assert load_and_split(asked, "texts", None).test.num_rows == 9
+    with pytest.raises(InputError, match=r"--test: .*trained on"):
+        load_and_split(request_of({"text": answers * 8}, test={"text": answers[::-1] * 8}), "texts", None)
+
+
 def test_other_rows_of_a_letter_each_may_be_measured_on(request_of):
     found = load_and_split(request_of({"text": ["y", "n"] * 12}, test={"text": ["m", "y"]}), "texts", None)
     assert found.test["text"].to_pylist() == ["m", "y"]
