@@ -336,8 +336,8 @@ def _transformer_correct(
     found: dict[str, list[Correct]] = {condition: [] for condition in named}
     every = [(condition, seed) for condition in named for seed in config.seeds]
     for number, (condition, seed) in enumerate(every, 1):
-        fitted = accuracy.transformer_accuracy(named[condition], test, config=settings, seed=seed, device=device)
-        found[condition].append(fitted.correct)
+        predicted = accuracy.transformer_accuracy(named[condition], test, config=settings, seed=seed, device=device)
+        found[condition].append(predicted.correct)
         if progress is not None:
             progress(number, len(every))
     return {condition: np.stack(tables) for condition, tables in found.items()}

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from understudy.errors import RowError
 
-# Of more rows than these a classifier, an accuracy or a distance of embeddings learns next to nothing.
+# An accuracy on so many rows is known to half a point (95 %), and on two cores they are embedded in minutes, not hours.
 MOST_ROWS: Final = 50_000
 
 
